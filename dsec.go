@@ -1,0 +1,114 @@
+// Package dsec is the vocabulary of DSec: what a sandbox is, the states it
+// goes through, what a command's end can be, and the errors the platform
+// reports. It imports only the standard library and does no I/O, so that every
+// other package, on the control side and on the node side, may use it.
+package dsec
+
+import (
+	"time"
+)
+
+// Kind names the backend that a caller picks for a sandbox.
+type Kind string
+
+// The backends. KindFake is the in-memory one that the control plane, the
+// SDKs and the documentation are tested on.
+const (
+	KindContainer Kind = "container"
+	KindFnCall    Kind = "fncall"
+	KindMicroVM   Kind = "microvm"
+	KindVM        Kind = "vm"
+	KindFake      Kind = "fake"
+)
+
+// Spec is what a caller asks for. It is fixed at create time; deadlines are
+// the only part of a sandbox that may change later.
+type Spec struct {
+	Kind Kind `json:"backend"`
+	// Layers are names (name:tag) or digests (sha256:...), lowest first.
+	Layers []string `json:"layers"`
+	Limits Limits   `json:"limits"`
+	// Env, User and Workdir are the defaults of every exec.
+	Env     []string          `json:"env,omitempty"` // KEY=VALUE
+	User    string            `json:"user,omitempty"`
+	Workdir string            `json:"workdir,omitempty"`
+	Labels  map[string]string `json:"labels,omitempty"`
+	Job     string            `json:"job,omitempty"`
+	// IdleTimeout kills the sandbox after that long without activity; 0 is never.
+	IdleTimeout time.Duration `json:"idle_timeout,omitempty"`
+	// MaxLifetime kills the sandbox that long after its create; 0 is never.
+	MaxLifetime time.Duration `json:"max_lifetime,omitempty"`
+}
+
+// Limits bound what one sandbox may use. Zero values are filled with the
+// node's defaults before a Spec reaches a backend.
+type Limits struct {
+	MilliCPU    int64 `json:"milli_cpu"`    // thousandths of one CPU
+	MemoryBytes int64 `json:"memory_bytes"` // all processes and files in memory together
+	DiskBytes   int64 `json:"disk_bytes"`   // bytes of the writable layer
+	DiskInodes  int64 `json:"disk_inodes"`  // files of the writable layer
+	Pids        int64 `json:"pids"`         // processes and threads
+}
+
+// Sandbox is the state of one sandbox as the edge that owns it knows it.
+type Sandbox struct {
+	ID       SandboxID `json:"id"`
+	Project  string    `json:"project"`
+	Spec     Spec      `json:"spec"`
+	State    State     `json:"state"`
+	Reason   string    `json:"reason,omitempty"` // why State is failed, lost or stopped
+	Created  time.Time `json:"created"`
+	Deadline time.Time `json:"deadline,omitzero"` // end of MaxLifetime; zero is none
+	// Active is when the last activity that the idle timeout counts ended.
+	Active time.Time `json:"active"`
+	// Conditions stand beside State: degraded, quarantined, tainted.
+	Conditions []string `json:"conditions,omitempty"`
+}
+
+// Outcome is how a command ended. It is a result, not an error: whatever the
+// command did, the platform did its part. Exactly one of Code (Signal == 0)
+// and Signal tells how the started process ended, as wait(2) reported it; the
+// flags tell why, where the platform ended it.
+type Outcome struct {
+	Code        int  // exit status, 0..255, when Signal is 0
+	Signal      int  // number of the signal that ended the process
+	OOM         bool // a process of this command was killed for memory
+	TimedOut    bool // the command's timeout ended it
+	OutputLimit bool // the command's output cap ended it
+	// Claimed marks a status told by a program inside (a session's shell)
+	// and not by wait(2). A claimed status is not fit for rewards.
+	Claimed  bool
+	Started  time.Time     // host clock
+	Duration time.Duration // monotonic
+	CPU      time.Duration // user + system of the process and its waited-for children
+	MaxRSS   int64         // bytes
+}
+
+// OK reports whether the command exited by itself with status 0.
+func (o Outcome) OK() bool {
+	return o.Code == 0 && o.Signal == 0 && !o.OOM && !o.TimedOut && !o.OutputLimit
+}
+
+// ShellStatus is the status a POSIX shell would show: the code, or 128+n.
+func (o Outcome) ShellStatus() int {
+	if o.Signal != 0 {
+		return 128 + o.Signal
+	}
+	return o.Code
+}
+
+// Usage is what a sandbox uses now and has used so far.
+type Usage struct {
+	CPU          time.Duration
+	MemoryBytes  int64 // now
+	MemoryPeak   int64
+	DiskBytes    int64 // of the writable layer
+	DiskInodes   int64
+	Pids         int64
+	OOMKills     int64
+	MemoryLimit  int64
+	DiskLimit    int64
+	PidsLimit    int64
+	MilliCPU     int64 // the limit
+	CPUThrottled time.Duration
+}

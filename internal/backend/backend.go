@@ -1,0 +1,113 @@
+// Package backend is the contract between an edge and what makes machines.
+//
+// The words: a backend makes instances; an instance is an isolated machine
+// with chronus as its PID 1; a handle is all that a backend needs to find its
+// instance again after the edge was restarted, opaque to the edge, which
+// stores it.
+//
+// A backend's job ends at Dial. Commands, files and terminals go through
+// chronus and are the same on every kind. What differs between backends is
+// data, in Info, or an optional interface, found by assertion: Grouper here,
+// later Pauser, Snapshotter, Resizer, Reclaimer and Displayer. A backend never
+// implements a method to say "not supported".
+//
+// A life, as the edge drives it:
+//
+//	inst, err := b.Create(ctx, req)  // the edge wrote "creating id" to its journal before
+//	journal.Handle(id, inst.Handle())
+//	conn, err := inst.Dial(ctx)      // speaks chronusapi
+//	...                              // the edge dies here; a new one starts
+//	inst, err = b.Recover(ctx, h)    // the same instance, its processes untouched
+//	<-inst.Done()                    // PID 1 ended, for whatever reason
+//	inst.Destroy(ctx)                // any time, any goroutine, any number of times
+//
+// What a crash between Create's first effect and the journaled handle left
+// behind is found by ID: every object that a backend makes carries the
+// sandbox's ID in its name, and Sweep removes those of IDs not in the list.
+package backend
+
+import (
+	"context"
+	"encoding/json"
+	"net"
+	"time"
+
+	"github.com/opendsec/dsec"
+)
+
+// Handle finds an instance again. It is small, and versioned by its backend.
+type Handle json.RawMessage
+
+// Info is what a backend offers on this host.
+type Info struct {
+	Kind dsec.Kind
+	// Available is false where the host cannot run it; Notes say why not.
+	Available bool
+	Notes     []string
+	// Features names what is in force: seccomp, userns, disk-quota:btrfs, ...
+	Features []string
+}
+
+// CreateRequest is a Spec with everything resolved.
+type CreateRequest struct {
+	ID   dsec.SandboxID
+	Spec dsec.Spec
+	// Layers are files or mounts of the node's layer store, lowest first; the
+	// edge holds a reference to each until the instance is destroyed.
+	Layers []Layer
+}
+
+// Layer is one immutable layer of the node's store.
+type Layer struct {
+	Digest string // sha256:<hex> of the EROFS image
+	Path   string // of the image on the host
+}
+
+// Backend makes instances of one kind.
+type Backend interface {
+	// Probe tells what this host can do. It changes nothing.
+	Probe(ctx context.Context) (Info, error)
+	// Create returns when chronus answers. On error nothing is left behind.
+	// The request's Limits and Layers are filled in; errors are *dsec.Error.
+	Create(ctx context.Context, req CreateRequest) (Instance, error)
+	// Recover takes an instance over after a restart of the edge. Its error
+	// has code lost where the instance died meanwhile; Sweep then frees the rest.
+	Recover(ctx context.Context, id dsec.SandboxID, h Handle) (Instance, error)
+	// Sweep removes every object of sandboxes that are not in keep, whatever
+	// state a crash left them in. It is called once before the first Create.
+	Sweep(ctx context.Context, keep map[dsec.SandboxID]bool) error
+	// Close frees what the backend holds ready. Running instances go on.
+	Close() error
+}
+
+// Instance is one isolated machine.
+type Instance interface {
+	Handle() Handle
+	// Warm reports whether it was made from the pool.
+	Warm() bool
+	// Dial opens a connection to chronus.
+	Dial(ctx context.Context) (net.Conn, error)
+	Usage(ctx context.Context) (dsec.Usage, error)
+	// Done is closed when PID 1 ended.
+	Done() <-chan struct{}
+	// Exit tells how PID 1 ended; valid after Done.
+	Exit() Exit
+	// Destroy ends every process and frees every object. It returns nil only
+	// once nothing is left. Safe at any time, from any goroutine, repeatedly.
+	Destroy(ctx context.Context) error
+}
+
+// Exit tells how an instance ended.
+type Exit struct {
+	At     time.Time
+	Reason string // for people: "killed", "PID 1 exited with status 2"
+}
+
+// Grouper is implemented by instances whose commands each run in a control
+// group of their own that only the host can make. chronus asks for one more by
+// answering a start with chronusapi.ErrNeedGroup.
+type Grouper interface {
+	// AddGroup makes one group and hands it to chronus. Its error is exhausted
+	// at the limit.
+	AddGroup(ctx context.Context) error
+}
