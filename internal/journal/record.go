@@ -1,0 +1,165 @@
+package journal
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"hash/crc32"
+)
+
+// A record on disk is
+//
+//	length u32 | crc32c u32 | version u8 | body
+//
+// little endian; length counts the body, the checksum covers version and body.
+// The body is the JSON of entry. A record is appended by one write(2).
+const (
+	headerLen = 9
+	version   = 1
+	// MaxValue bounds one value, so that a damaged length cannot ask for much.
+	MaxValue = 1 << 20
+	maxBody  = MaxValue + 1024
+)
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// entry is the body of a record. A missing value deletes the key.
+type entry struct {
+	Key   string          `json:"k"`
+	Seq   uint64          `json:"n"` // counts every record ever written here
+	Value json.RawMessage `json:"v,omitempty"`
+}
+
+// appendRecord appends the encoded record of e to dst.
+func appendRecord(dst []byte, e entry) ([]byte, error) {
+	body, err := json.Marshal(e)
+	if err != nil {
+		return dst, err
+	}
+	sum := crc32.Update(crc32.Checksum([]byte{version}, castagnoli), castagnoli, body)
+	dst = binary.LittleEndian.AppendUint32(dst, uint32(len(body)))
+	dst = binary.LittleEndian.AppendUint32(dst, sum)
+	dst = append(dst, version)
+	return append(dst, body...), nil
+}
+
+// decodeRecord reads the record at the start of b and returns its length.
+// ok is false where b does not start with a whole, undamaged record.
+func decodeRecord(b []byte) (e entry, n int, ok bool) {
+	if len(b) < headerLen {
+		return e, 0, false
+	}
+	size := binary.LittleEndian.Uint32(b)
+	if size > maxBody || int(size) > len(b)-headerLen || b[8] != version {
+		return e, 0, false
+	}
+	body := b[headerLen : headerLen+int(size)]
+	sum := crc32.Update(crc32.Checksum(b[8:9], castagnoli), castagnoli, body)
+	if sum != binary.LittleEndian.Uint32(b[4:]) {
+		return e, 0, false
+	}
+	if err := json.Unmarshal(body, &e); err != nil || e.Key == "" {
+		return entry{}, 0, false
+	}
+	return e, headerLen + int(size), true
+}
+
+// image is what the bytes of a journal file say.
+type image struct {
+	values  map[string]json.RawMessage
+	seq     uint64 // of the newest record
+	damaged [][]byte
+	records int
+}
+
+// decodeImage reads a whole journal file. It never fails: what is damaged is
+// skipped up to the next whole record and reported, and what a crash left half
+// written at the end is dropped.
+func decodeImage(b []byte) image {
+	img := image{values: make(map[string]json.RawMessage)}
+	for len(b) > 0 {
+		e, n, ok := decodeRecord(b)
+		if !ok {
+			skip := nextRecord(b[1:]) + 1
+			if bad := b[:skip]; !tornTail(bad, skip == len(b)) {
+				img.damaged = append(img.damaged, bytes.Clone(bad))
+			}
+			b = b[skip:]
+			continue
+		}
+		b = b[n:]
+		img.records++
+		img.seq = max(img.seq, e.Seq)
+		if e.Value == nil {
+			delete(img.values, e.Key)
+		} else {
+			img.values[e.Key] = e.Value
+		}
+	}
+	return img
+}
+
+// nextRecord finds the next whole record in b, and len(b) if there is none.
+// A chance match needs a checksum of 32 bits and valid JSON.
+func nextRecord(b []byte) int {
+	for i := range b {
+		// The version byte and the start of the JSON tell most places apart
+		// without a checksum.
+		if len(b)-i < headerLen+2 {
+			break
+		}
+		if b[i+8] != version || b[i+9] != '{' {
+			continue
+		}
+		if _, _, ok := decodeRecord(b[i:]); ok {
+			return i
+		}
+	}
+	return len(b)
+}
+
+// tornTail tells an append that a crash cut off, which says nothing about any
+// earlier record, from damage to a record that was once whole: the first is
+// the last thing in the file and shorter than its length says, or zeros that a
+// file system left after a loss of power.
+func tornTail(bad []byte, last bool) bool {
+	if !last {
+		return false
+	}
+	if len(bad) < headerLen || len(bytes.Trim(bad, "\x00")) == 0 {
+		return true
+	}
+	size := binary.LittleEndian.Uint32(bad)
+	return size <= maxBody && int(size) > len(bad)-headerLen && bad[8] == version
+}
+
+// claims finds which of keys a damaged record belonged to: the one of which
+// the bytes hold the whole, or a copy with at most three bytes changed.
+func claims[V any](bad []byte, keys map[string]V) (string, bool) {
+	for k := range keys {
+		if bytes.Contains(bad, []byte(k)) {
+			return k, true
+		}
+	}
+	for k := range keys {
+		for i := 0; i+len(k) <= len(bad); i++ {
+			if len(k) >= 16 && distance(bad[i:i+len(k)], k, 3) <= 3 {
+				return k, true
+			}
+		}
+	}
+	return "", false
+}
+
+// distance counts the bytes in which a and k differ, up to most+1.
+func distance(a []byte, k string, most int) int {
+	d := 0
+	for i := range a {
+		if a[i] != k[i] {
+			if d++; d > most {
+				break
+			}
+		}
+	}
+	return d
+}
