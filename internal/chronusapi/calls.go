@@ -1,0 +1,141 @@
+package chronusapi
+
+import (
+	"context"
+
+	"github.com/opendsec/dsec"
+)
+
+// Info asks chronus whether it lives. It uses no file of the sandbox.
+func (c *Client) Info(ctx context.Context) (info Info, err error) {
+	err = c.simple(ctx, callInfo, nil, dsec.CodeUnavailable, func(d *dec) { info = d.info() })
+	return info, err
+}
+
+// Start starts a command. It returns after EventStarted came, which is still
+// the first event of the stream. An error says that nothing was started,
+// unless its code is outcome_unknown. ErrNeedGroup asks for a command group.
+// ctx bounds the whole stream.
+func (c *Client) Start(ctx context.Context, req StartRequest) (*Events, error) {
+	if err := req.Validate(); err != nil {
+		return nil, err
+	}
+	var e enc
+	e.startRequest(&req)
+	return c.stream(ctx, callStart, e.b, dsec.CodeOutcomeUnknown)
+}
+
+// Attach streams a process's output from byte number from on. Bytes that the
+// spool no longer holds are one EventGap. ctx bounds the whole stream.
+func (c *Client) Attach(ctx context.Context, process, from uint64) (*Events, error) {
+	var e enc
+	e.u64(process)
+	e.u64(from)
+	return c.stream(ctx, callAttach, e.b, dsec.CodeUnavailable)
+}
+
+// Processes lists the commands that run, and those that ended lately.
+func (c *Client) Processes(ctx context.Context) (list []Process, err error) {
+	err = c.simple(ctx, callProcesses, nil, dsec.CodeUnavailable, func(d *dec) {
+		for n := d.u32(); n > 0 && !d.bad; n-- {
+			list = append(list, d.process())
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	return list, nil
+}
+
+// Signal sends a signal to a process, with tree to all its descendants too.
+func (c *Client) Signal(ctx context.Context, process uint64, signal int, tree bool) error {
+	if err := checkSignal(signal); err != nil {
+		return err
+	}
+	var e enc
+	e.u64(process)
+	e.u32(uint32(signal))
+	e.bool(tree)
+	return c.simple(ctx, callSignal, e.b, dsec.CodeOutcomeUnknown, nil)
+}
+
+// WriteStdin appends data to a process's input and returns the count of bytes
+// taken; with eof the input ends after them. It blocks while the process does
+// not read. A process that closed its input is a conflict.
+func (c *Client) WriteStdin(ctx context.Context, process uint64, data []byte, eof bool) (int, error) {
+	taken := 0
+	for {
+		chunk := data[:min(len(data), MaxChunk)]
+		data = data[len(chunk):]
+		var e enc
+		e.u64(process)
+		e.bool(eof && len(data) == 0)
+		e.bytes(chunk)
+		var n uint32
+		err := c.simple(ctx, callWriteStdin, e.b, dsec.CodeOutcomeUnknown, func(d *dec) {
+			if n = d.u32(); int(n) > len(chunk) {
+				d.bad = true
+			}
+		})
+		taken += int(n)
+		if err != nil || len(data) == 0 {
+			return taken, err
+		}
+	}
+}
+
+// Resize changes the size of a process's terminal.
+func (c *Client) Resize(ctx context.Context, process uint64, size WindowSize) error {
+	if err := checkSize(size); err != nil {
+		return err
+	}
+	var e enc
+	e.u64(process)
+	e.windowSize(size)
+	return c.simple(ctx, callResize, e.b, dsec.CodeUnavailable, nil)
+}
+
+// OpenSession opens a session.
+func (c *Client) OpenSession(ctx context.Context, req SessionRequest) (s Session, err error) {
+	if err := req.Validate(); err != nil {
+		return Session{}, err
+	}
+	var e enc
+	e.sessionRequest(&req)
+	err = c.simple(ctx, callOpenSession, e.b, dsec.CodeOutcomeUnknown, func(d *dec) { s = d.session() })
+	return s, err
+}
+
+// RunCommand runs one command in a session; its Outcome is Claimed. ctx bounds
+// the whole stream.
+func (c *Client) RunCommand(ctx context.Context, cmd SessionCommand) (*Events, error) {
+	if err := cmd.Validate(); err != nil {
+		return nil, err
+	}
+	var e enc
+	e.sessionCommand(&cmd)
+	return c.stream(ctx, callRunCommand, e.b, dsec.CodeOutcomeUnknown)
+}
+
+// Sessions lists the open sessions.
+func (c *Client) Sessions(ctx context.Context) (list []Session, err error) {
+	err = c.simple(ctx, callSessions, nil, dsec.CodeUnavailable, func(d *dec) {
+		for n := d.u32(); n > 0 && !d.bad; n-- {
+			list = append(list, d.session())
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	return list, nil
+}
+
+// CloseSession ends a session's shell and everything that it started.
+func (c *Client) CloseSession(ctx context.Context, id string) error {
+	if id == "" || len(id) > maxSessionID {
+		return dsec.Errorf(dsec.CodeNotFound, "no session %.64q", id)
+	}
+	var e enc
+	e.str(id)
+	return c.simple(ctx, callCloseSession, e.b, dsec.CodeOutcomeUnknown, nil)
+}

@@ -1,0 +1,297 @@
+package chronusapi
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"sync"
+	"syscall"
+
+	"github.com/opendsec/dsec"
+)
+
+const maxIdle = 2
+
+// Client makes calls to one chronus. It dials as needed and keeps at most two
+// idle connections. It is safe for concurrent use; each call has a connection
+// of its own.
+//
+// Every error is a *dsec.Error, or that of the call's context where it was
+// canceled. Code unavailable means that nothing was done, or that a stream
+// broke: the process may go on, so attach again by its ID. Code
+// outcome_unknown means that the connection broke after the request was sent
+// and before an answer came.
+type Client struct {
+	dial func(context.Context) (net.Conn, error)
+
+	mu     sync.Mutex
+	idle   []*conn
+	closed bool
+}
+
+// NewClient returns a client that makes its connections by dial.
+func NewClient(dial func(context.Context) (net.Conn, error)) *Client {
+	return &Client{dial: dial}
+}
+
+// Close closes the idle connections. Running calls go on, and theirs are
+// closed when they end.
+func (c *Client) Close() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.closed = true
+	for _, cn := range c.idle {
+		cn.nc.Close()
+	}
+	c.idle = nil
+	return nil
+}
+
+// take returns an idle connection that still looks alive, or a new one.
+func (c *Client) take(ctx context.Context) (cn *conn, reused bool, err error) {
+	for {
+		c.mu.Lock()
+		n := len(c.idle)
+		if n == 0 {
+			c.mu.Unlock()
+			break
+		}
+		cn := c.idle[n-1]
+		c.idle = c.idle[:n-1]
+		c.mu.Unlock()
+		if cn.r.Buffered() == 0 && quiet(cn.nc) {
+			return cn, true, nil
+		}
+		cn.nc.Close()
+	}
+	nc, err := c.dial(ctx)
+	if err != nil {
+		if ctx.Err() != nil {
+			return nil, false, context.Cause(ctx)
+		}
+		var de *dsec.Error
+		if errors.As(err, &de) {
+			return nil, false, err
+		}
+		return nil, false, &dsec.Error{Code: dsec.CodeUnavailable, Message: "chronus cannot be reached", Err: err}
+	}
+	cn = newConn(nc, false)
+	cn.out = append(cn.out, preface[:]...) // goes out with the first request
+	return cn, false, nil
+}
+
+func (c *Client) put(cn *conn) {
+	c.mu.Lock()
+	if !c.closed && len(c.idle) < maxIdle {
+		c.idle = append(c.idle, cn)
+		cn = nil
+	}
+	c.mu.Unlock()
+	if cn != nil {
+		cn.nc.Close()
+	}
+}
+
+// quiet reports whether an idle connection is neither closed by its peer nor
+// has bytes that nobody asked for.
+func quiet(nc net.Conn) bool {
+	sc, ok := nc.(syscall.Conn)
+	if !ok {
+		return true // a pipe in memory: the write will tell
+	}
+	raw, err := sc.SyscallConn()
+	if err != nil {
+		return false
+	}
+	quiet := false
+	err = raw.Read(func(fd uintptr) bool {
+		var b [1]byte
+		_, _, err := syscall.Recvfrom(int(fd), b[:], syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
+		quiet = err == syscall.EAGAIN
+		return true
+	})
+	return err == nil && quiet
+}
+
+// call is one call under way. It owns its connection until end.
+type call struct {
+	c    *Client
+	cn   *conn
+	ctx  context.Context
+	stop func() bool
+	// lost is what a connection that breaks before the first answer means.
+	lost dsec.Code
+	once sync.Once
+}
+
+// begin sends a request. A request that could not be written whole was not
+// accepted, so on a connection that had been idle it is sent once more.
+func (c *Client) begin(ctx context.Context, typ uint8, payload []byte, lost dsec.Code) (*call, error) {
+	if len(payload) > maxMessage {
+		return nil, dsec.Invalid("command", "want at most %d bytes in all", maxMessage)
+	}
+	for first := true; ; first = false {
+		cn, reused, err := c.take(ctx)
+		if err != nil {
+			return nil, err
+		}
+		k := &call{c: c, cn: cn, ctx: ctx, lost: lost}
+		k.stop = context.AfterFunc(ctx, func() { cn.nc.Close() })
+		cn.put(typ, payload)
+		if err = cn.flush(); err == nil {
+			return k, nil
+		}
+		k.end(false)
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
+		if !reused || !first {
+			return nil, &dsec.Error{Code: dsec.CodeUnavailable, Message: "chronus closed the connection", Err: err}
+		}
+	}
+}
+
+// end gives the connection back, or closes it where it is not clean. Only the
+// first call counts.
+func (k *call) end(clean bool) {
+	k.once.Do(func() {
+		if !k.stop() || !clean {
+			k.cn.nc.Close() // ctx ended, or an answer is outstanding
+			return
+		}
+		k.c.put(k.cn)
+	})
+}
+
+// next reads one message of the answer. After frameResult or an error the
+// call is over.
+func (k *call) next() (typ uint8, d *dec, err error) {
+	typ, payload, err := k.cn.read()
+	if err != nil {
+		return 0, nil, k.broken(err)
+	}
+	switch typ {
+	case frameResult:
+		return typ, &dec{b: payload}, nil
+	case frameError:
+		err := (&dec{b: payload}).error()
+		if err == errMalformed {
+			return 0, nil, k.broken(err)
+		}
+		k.end(true)
+		return 0, nil, err
+	case frameEvent, frameData:
+		k.lost = dsec.CodeUnavailable
+		return typ, &dec{b: payload}, nil
+	}
+	return 0, nil, k.broken(errMalformed)
+}
+
+// broken ends the call for a connection that cannot be used any more.
+func (k *call) broken(err error) error {
+	k.end(false)
+	if k.ctx.Err() != nil {
+		return context.Cause(k.ctx)
+	}
+	if err == errMalformed {
+		return &dsec.Error{Code: k.lost, Message: "chronus sent a malformed message", Err: err}
+	}
+	return &dsec.Error{Code: k.lost, Message: "the connection to chronus broke", Err: err}
+}
+
+// simple makes a call whose answer is one result.
+func (c *Client) simple(ctx context.Context, typ uint8, payload []byte, lost dsec.Code, result func(*dec)) error {
+	k, err := c.begin(ctx, typ, payload, lost)
+	if err != nil {
+		return err
+	}
+	return k.finish(result)
+}
+
+// finish reads the result of a call that has no other answer.
+func (k *call) finish(result func(*dec)) error {
+	typ, d, err := k.next()
+	if err != nil {
+		return err
+	}
+	if typ != frameResult {
+		return k.broken(errMalformed)
+	}
+	if result != nil {
+		result(d)
+	}
+	if !d.ok() {
+		return k.broken(errMalformed)
+	}
+	k.end(true)
+	return nil
+}
+
+// Events is the stream of one process's events. Next must not be called concurrently;
+// Close may be called at any time.
+type Events struct {
+	k     *call
+	first *Event // read ahead by open
+	err   error  // what Next returns from now on
+}
+
+// stream opens a call that answers with events, and waits for the first, so
+// that a call that started nothing returns its error here.
+func (c *Client) stream(ctx context.Context, typ uint8, payload []byte, lost dsec.Code) (*Events, error) {
+	k, err := c.begin(ctx, typ, payload, lost)
+	if err != nil {
+		return nil, err
+	}
+	s := &Events{k: k}
+	ev, err := s.Next()
+	if err == io.EOF {
+		err = k.broken(errMalformed) // no stream is empty
+	}
+	if err != nil {
+		return nil, err
+	}
+	s.first = &ev
+	return s, nil
+}
+
+// Next returns the next event. The error is io.EOF after the stream's end:
+// after EventExited, or after EventStarted of a detached start. Any other
+// error says nothing about the process.
+func (s *Events) Next() (Event, error) {
+	if s.first != nil {
+		ev := *s.first
+		s.first = nil
+		return ev, nil
+	}
+	if s.err != nil {
+		return Event{}, s.err
+	}
+	typ, d, err := s.k.next()
+	if err != nil {
+		s.err = err
+		return Event{}, err
+	}
+	switch typ {
+	case frameResult:
+		if !d.ok() {
+			break
+		}
+		s.k.end(true)
+		s.err = io.EOF
+		return Event{}, io.EOF
+	case frameEvent:
+		if ev := d.event(); d.ok() {
+			return ev, nil
+		}
+	}
+	s.err = s.k.broken(errMalformed)
+	return Event{}, s.err
+}
+
+// Close gives the stream up. Where it has not ended, the connection is closed,
+// which is what a command without Detach or Orphan lives by.
+func (s *Events) Close() error {
+	s.k.end(false)
+	return nil
+}

@@ -1,0 +1,456 @@
+package chronusapi
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/opendsec/dsec"
+)
+
+// stub is a handler whose calls are set one by one; the others panic.
+type stub struct {
+	Handler
+	// mu orders a test's changes before the calls that follow; the race
+	// detector does not see that a message with descriptors does so.
+	mu         sync.Mutex
+	start      func(ctx context.Context, req StartRequest, sink Sink) error
+	processes  func() ([]Process, error)
+	writeStdin func(ctx context.Context, data []byte, eof bool) (int, error)
+	stat       func(path string) (FileInfo, error)
+	list       func() ([]FileInfo, bool, error)
+	read       func(ctx context.Context, w io.Writer) error
+	write      func(req WriteRequest, r io.Reader) (int64, error)
+	setup      func(req SetupRequest) error
+	group      func(g Group) error
+}
+
+func (s *stub) Info(context.Context) (Info, error) { return Info{Version: Version, Processes: 3}, nil }
+func (s *stub) Start(ctx context.Context, req StartRequest, sink Sink) error {
+	return locked(s, &s.start)(ctx, req, sink)
+}
+func (s *stub) Processes(context.Context) ([]Process, error) { return locked(s, &s.processes)() }
+func (s *stub) WriteStdin(ctx context.Context, _ uint64, data []byte, eof bool) (int, error) {
+	return locked(s, &s.writeStdin)(ctx, data, eof)
+}
+func (s *stub) Stat(_ context.Context, path string, _ bool) (FileInfo, error) { return locked(s, &s.stat)(path) }
+func (s *stub) ListDir(context.Context, string, string, int) ([]FileInfo, bool, error) {
+	return locked(s, &s.list)()
+}
+func (s *stub) Read(ctx context.Context, _ string, _, _ int64, w io.Writer) error {
+	return locked(s, &s.read)(ctx, w)
+}
+func (s *stub) Write(_ context.Context, req WriteRequest, r io.Reader) (int64, error) {
+	return locked(s, &s.write)(req, r)
+}
+func (s *stub) Setup(_ context.Context, req SetupRequest) error { return locked(s, &s.setup)(req) }
+func (s *stub) AddGroup(_ context.Context, g Group) error       { return locked(s, &s.group)(g) }
+
+func locked[F any](s *stub, f *F) F {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return *f
+}
+
+func set[F any](s *stub, f *F, v F) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	*f = v
+}
+
+// serve starts a server for h on a Unix socket. dials counts its connections.
+func serve(t *testing.T, h Handler) (c *Client, dials *atomic.Int32) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "s")
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	t.Cleanup(func() { cancel(); l.Close() })
+	go func() {
+		for {
+			nc, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go Serve(ctx, nc, h)
+		}
+	}()
+	dials = new(atomic.Int32)
+	c = NewClient(func(ctx context.Context) (net.Conn, error) {
+		dials.Add(1)
+		return new(net.Dialer).DialContext(ctx, "unix", path)
+	})
+	t.Cleanup(func() { c.Close() })
+	return c, dials
+}
+
+func exited(code int) Event {
+	return Event{Kind: EventExited, Outcome: dsec.Outcome{Code: code, Started: time.Unix(1, 2), Duration: 3, CPU: 4, MaxRSS: 5}}
+}
+
+func TestStartStreamsEventsInOrder(t *testing.T) {
+	req := StartRequest{
+		Command: Command{Argv: []string{"a", "", "\xff"}, Env: []string{"A=b\nc"}, Cwd: "/", User: "u:g", Timeout: time.Second, OutputLimit: 7},
+		Stdin:   bytes.Repeat([]byte("x"), MaxStdin), OpenStdin: true, Orphan: true, PTY: &WindowSize{24, 80},
+	}
+	sent := []Event{
+		{Kind: EventStarted, Process: 1 << 60, PID: 42},
+		{Kind: EventOutput, Stream: Stdout, Seq: 0, Data: []byte("exit code: 0\n\x80")},
+		{Kind: EventGap, Seq: 1, To: 1 << 40},
+		{Kind: EventOutput, Stream: PTY, Seq: 1 << 40, Data: bytes.Repeat([]byte("y"), MaxChunk)},
+		exited(7),
+	}
+	c, dials := serve(t, &stub{start: func(_ context.Context, got StartRequest, sink Sink) error {
+		if !reflect.DeepEqual(got, req) {
+			return dsec.Errorf(dsec.CodeInvalid, "another request")
+		}
+		for _, ev := range sent {
+			if err := sink(ev); err != nil {
+				return err
+			}
+		}
+		return nil
+	}})
+	for range 3 {
+		s, err := c.Start(t.Context(), req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range sent {
+			ev, err := s.Next()
+			if err != nil || !reflect.DeepEqual(ev, sent[i]) {
+				t.Fatalf("event %d: got %+v, %v; want %+v", i, ev, err, sent[i])
+			}
+		}
+		if _, err := s.Next(); err != io.EOF {
+			t.Fatalf("after exited: %v", err)
+		}
+	}
+	if n := dials.Load(); n != 1 {
+		t.Errorf("%d connections for calls in sequence, want 1", n)
+	}
+}
+
+func TestErrorsKeepCodeFieldAndMessage(t *testing.T) {
+	want := &dsec.Error{Code: dsec.CodeNotFound, Field: "command.argv", Message: "no program \"x\""}
+	h := &stub{}
+	c, dials := serve(t, h)
+	answer := func(err error) {
+		set(h, &h.start, func(context.Context, StartRequest, Sink) error { return err })
+	}
+	req := StartRequest{Command: Command{Argv: []string{"x"}}}
+
+	answer(want)
+	_, got := c.Start(t.Context(), req)
+	if !reflect.DeepEqual(got, error(want)) {
+		t.Errorf("got %#v, want %#v", got, want)
+	}
+	answer(fmt.Errorf("start: %w", ErrNeedGroup))
+	if _, got = c.Start(t.Context(), req); !errors.Is(got, ErrNeedGroup) {
+		t.Errorf("got %v, want ErrNeedGroup", got)
+	}
+	answer(errors.New("secret path"))
+	if _, got = c.Start(t.Context(), req); dsec.CodeOf(got) != dsec.CodeInternal || strings.Contains(got.Error(), "secret") {
+		t.Errorf("got %v, want internal without its text", got)
+	}
+	if n := dials.Load(); n != 1 {
+		t.Errorf("%d connections, want 1: an error leaves the connection usable", n)
+	}
+}
+
+func TestBrokenStreamIsNeverAnExit(t *testing.T) {
+	var nc net.Conn
+	c := NewClient(func(context.Context) (net.Conn, error) {
+		a, b := net.Pipe()
+		nc = b
+		go Serve(context.Background(), b, &stub{start: func(_ context.Context, req StartRequest, sink Sink) error {
+			if req.Command.Argv[0] == "started" {
+				_ = sink(Event{Kind: EventStarted, Process: 1, PID: 2})
+			}
+			nc.Close()
+			return sink(exited(0))
+		}})
+		return a, nil
+	})
+	s, err := c.Start(t.Context(), StartRequest{Command: Command{Argv: []string{"started"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if ev, err := s.Next(); err != nil || ev.Kind != EventStarted {
+		t.Fatal(ev, err)
+	}
+	for range 2 {
+		if ev, err := s.Next(); err == nil || dsec.CodeOf(err) != dsec.CodeUnavailable {
+			t.Fatalf("got %+v, %v; want unavailable", ev, err)
+		}
+	}
+	_, err = c.Start(t.Context(), StartRequest{Command: Command{Argv: []string{"silent"}}})
+	if err == nil || dsec.CodeOf(err) != dsec.CodeOutcomeUnknown {
+		t.Fatalf("got %v, want outcome_unknown", err)
+	}
+}
+
+func TestCancelClosesTheConnection(t *testing.T) {
+	gone := make(chan struct{})
+	c, _ := serve(t, &stub{start: func(ctx context.Context, _ StartRequest, sink Sink) error {
+		_ = sink(Event{Kind: EventStarted, Process: 1, PID: 2})
+		<-ctx.Done()
+		close(gone)
+		return ctx.Err()
+	}})
+	ctx, cancel := context.WithCancel(t.Context())
+	s, err := c.Start(ctx, StartRequest{Command: Command{Argv: []string{"x"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cancel()
+	<-gone
+	_, _ = s.Next()
+	if _, err := s.Next(); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v, want context.Canceled", err)
+	}
+	if _, err := c.Info(t.Context()); err != nil {
+		t.Errorf("the next call: %v", err)
+	}
+}
+
+func TestStaleIdleConnectionIsReplaced(t *testing.T) {
+	var conns []net.Conn
+	h := &stub{}
+	c := NewClient(func(context.Context) (net.Conn, error) {
+		a, b := net.Pipe()
+		conns = append(conns, b)
+		go Serve(context.Background(), b, h)
+		return a, nil
+	})
+	for i := range 3 {
+		info, err := c.Info(t.Context())
+		if err != nil || info.Processes != 3 {
+			t.Fatal(info, err)
+		}
+		if len(conns) != i+1 {
+			t.Fatalf("%d connections after call %d", len(conns), i)
+		}
+		conns[i].Close()
+	}
+}
+
+func TestReadAndWriteStream(t *testing.T) {
+	content := bytes.Repeat([]byte("0123456789abcdef"), 20000)
+	h := &stub{}
+	c, dials := serve(t, h)
+	set(h, &h.read, func(_ context.Context, w io.Writer) error {
+		_, err := w.Write(content)
+		return err
+	})
+	r, err := c.Read(t.Context(), "/f", 0, -1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := io.ReadAll(r); err != nil || !bytes.Equal(got, content) {
+		t.Fatalf("read %d bytes, %v", len(got), err)
+	}
+	r.Close()
+
+	var got []byte
+	set(h, &h.write, func(_ WriteRequest, r io.Reader) (int64, error) {
+		var err error
+		got, err = io.ReadAll(r)
+		return int64(len(got)), err
+	})
+	size, err := c.Write(t.Context(), WriteRequest{Path: "/f"}, bytes.NewReader(content))
+	if err != nil || size != int64(len(content)) || !bytes.Equal(got, content) {
+		t.Fatalf("wrote %d: %v", size, err)
+	}
+
+	// A source that fails is told apart from one that ends.
+	srcErr := errors.New("source broke")
+	var seen error
+	set(h, &h.write, func(_ WriteRequest, r io.Reader) (int64, error) {
+		_, seen = io.Copy(io.Discard, r)
+		return 0, seen
+	})
+	_, err = c.Write(t.Context(), WriteRequest{Path: "/f"}, io.MultiReader(bytes.NewReader(content), &failing{srcErr}))
+	if err != srcErr || seen == nil {
+		t.Fatalf("got %v, handler saw %v", err, seen)
+	}
+
+	// An early answer stops the sender, who may have an endless source.
+	full := dsec.Errorf(dsec.CodeExhausted, "disk full")
+	set(h, &h.write, func(_ WriteRequest, r io.Reader) (int64, error) {
+		_, _ = io.CopyN(io.Discard, r, 100_000)
+		return 0, full
+	})
+	if _, err = c.Write(t.Context(), WriteRequest{Path: "/f"}, endless{}); err == nil || dsec.CodeOf(err) != dsec.CodeExhausted {
+		t.Fatalf("got %v, want exhausted", err)
+	}
+	if _, err := c.Info(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if n := dials.Load(); n != 1 {
+		t.Errorf("%d connections, want 1", n)
+	}
+}
+
+type failing struct{ err error }
+
+func (f *failing) Read([]byte) (int, error) { return 0, f.err }
+
+type endless struct{}
+
+func (endless) Read(p []byte) (int, error) { return len(p), nil }
+
+func TestListsMayBeLongerThanAFrame(t *testing.T) {
+	argv := strings.Repeat("a", MaxListedArgv)
+	var procs []Process
+	for i := range MaxProcesses {
+		o := exited(i).Outcome
+		procs = append(procs, Process{ID: uint64(i), Argv: []string{argv}, Outcome: &o, Started: time.Unix(9, 9), Session: "s"})
+	}
+	files := []FileInfo{{Name: "\xff\n", Type: "symlink", Target: "/t", Size: 1, Mode: 0o4755, UID: 1, GID: 2, Modified: time.Unix(-5, 6)}, {Name: "z"}}
+	c, _ := serve(t, &stub{
+		processes: func() ([]Process, error) { return procs, nil },
+		list:      func() ([]FileInfo, bool, error) { return files, true, nil },
+	})
+	got, err := c.Processes(t.Context())
+	if err != nil || !reflect.DeepEqual(got, procs) {
+		t.Fatalf("%d processes, %v", len(got), err)
+	}
+	list, more, err := c.ListDir(t.Context(), "/", "", 10)
+	if err != nil || !more || !reflect.DeepEqual(list, files) {
+		t.Fatalf("got %+v, %v, %v", list, more, err)
+	}
+}
+
+func TestWriteStdinIsSentInChunks(t *testing.T) {
+	var got []byte
+	ends := 0
+	c, _ := serve(t, &stub{writeStdin: func(_ context.Context, data []byte, eof bool) (int, error) {
+		got = append(got, data...)
+		if eof {
+			ends++
+		}
+		return len(data), nil
+	}})
+	data := bytes.Repeat([]byte("abc"), 100_000)
+	n, err := c.WriteStdin(t.Context(), 1, data, true)
+	if err != nil || n != len(data) || !bytes.Equal(got, data) || ends != 1 {
+		t.Fatalf("took %d of %d, %d ends, %v", n, len(data), ends, err)
+	}
+}
+
+func TestInvalidRequestsAreRefusedBeforeTheyAreSent(t *testing.T) {
+	c := NewClient(func(context.Context) (net.Conn, error) { panic("dialed") })
+	argv := []string{"true"}
+	for _, tt := range []struct {
+		field string
+		req   StartRequest
+	}{
+		{"command.argv", StartRequest{}},
+		{"command.argv", StartRequest{Command: Command{Argv: argv, Shell: "x"}}},
+		{"command.argv", StartRequest{Command: Command{Argv: []string{""}}}},
+		{"command.argv", StartRequest{Command: Command{Argv: []string{"a\x00"}}}},
+		{"command.argv", StartRequest{Command: Command{Argv: []string{strings.Repeat("a", 3<<20)}}}},
+		{"command.argv", StartRequest{Command: Command{Argv: make([]string, MaxArgs+1)}}},
+		{"command.shell", StartRequest{Command: Command{Shell: "\x00"}}},
+		{"command.env", StartRequest{Command: Command{Argv: argv, Env: []string{"A"}}}},
+		{"command.env", StartRequest{Command: Command{Argv: argv, Env: []string{"=a"}}}},
+		{"command.env", StartRequest{Command: Command{Argv: argv, Env: []string{"A\nB=a"}}}},
+		{"command.env", StartRequest{Command: Command{Argv: argv, Env: []string{"A=\x00"}}}},
+		{"command.cwd", StartRequest{Command: Command{Argv: argv, Cwd: "tmp"}}},
+		{"command.cwd", StartRequest{Command: Command{Argv: argv, Cwd: "/" + strings.Repeat("a", MaxPath)}}},
+		{"command.user", StartRequest{Command: Command{Argv: argv, User: strings.Repeat("u", 300)}}},
+		{"command.timeout", StartRequest{Command: Command{Argv: argv, Timeout: -1}}},
+		{"command.timeout", StartRequest{Command: Command{Argv: argv, Timeout: 1 << 62}}},
+		{"command.output_limit", StartRequest{Command: Command{Argv: argv, OutputLimit: -1}}},
+		{"stdin", StartRequest{Command: Command{Argv: argv}, Stdin: make([]byte, MaxStdin+1)}},
+		{"pty", StartRequest{Command: Command{Argv: argv}, PTY: &WindowSize{}}},
+	} {
+		_, err := c.Start(t.Context(), tt.req)
+		wantInvalid(t, tt.field, err)
+	}
+	wantInvalid(t, "signal", c.Signal(t.Context(), 1, 999, false))
+	wantInvalid(t, "path", c.Remove(t.Context(), "a", false))
+	_, err := c.Read(t.Context(), "/a", -1, 0)
+	wantInvalid(t, "offset", err)
+	_, _, err = c.ListDir(t.Context(), "/", "", MaxList+1)
+	wantInvalid(t, "limit", err)
+}
+
+func wantInvalid(t *testing.T, field string, err error) {
+	t.Helper()
+	var de *dsec.Error
+	if !errors.As(err, &de) || de.Code != dsec.CodeInvalid || de.Field != field {
+		t.Errorf("got %v, want invalid %s", err, field)
+	}
+}
+
+func TestSetupCarriesDescriptors(t *testing.T) {
+	var files []*os.File
+	for range 6 {
+		r, w, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Close()
+		files = append(files, w)
+	}
+	fd := func(i int) int { return int(files[i].Fd()) }
+	inode := func(fd int) uint64 {
+		var st syscall.Stat_t
+		if err := syscall.Fstat(fd, &st); err != nil {
+			t.Fatal(err)
+		}
+		return st.Ino
+	}
+	req := SetupRequest{
+		Root: fd(0), Move: []string{"/proc", "/dev"}, Hostname: "h", KeepCaps: 1 << 40, Filter: []byte{1}, ChildFilter: []byte{2},
+		Rlimits: []Rlimit{{7, 8, 9}},
+		Groups:  []Group{{Procs: []int{fd(1), fd(2)}, Kill: fd(3), Events: -1, OOM: fd(4)}, {Kill: -1, Events: fd(5), OOM: -1}},
+	}
+	c, _ := serve(t, &stub{
+		setup: func(got SetupRequest) error {
+			pairs := [][2]int{{got.Root, fd(0)}, {got.Groups[0].Procs[0], fd(1)}, {got.Groups[0].Procs[1], fd(2)},
+				{got.Groups[0].Kill, fd(3)}, {got.Groups[0].OOM, fd(4)}, {got.Groups[1].Events, fd(5)}}
+			for _, p := range pairs {
+				if inode(p[0]) != inode(p[1]) {
+					t.Errorf("descriptor %d is not %d", p[0], p[1])
+				}
+				syscall.Close(p[0])
+			}
+			got.Root = req.Root
+			got.Groups = req.Groups
+			if !reflect.DeepEqual(got, req) {
+				t.Errorf("got %+v, want %+v", got, req)
+			}
+			return nil
+		},
+		group: func(g Group) error {
+			if len(g.Procs) != 1 || inode(g.Procs[0]) != inode(fd(1)) || g.Kill != -1 {
+				t.Errorf("got %+v", g)
+			}
+			syscall.Close(g.Procs[0])
+			return nil
+		},
+	})
+	if err := c.Setup(t.Context(), req); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.AddGroup(t.Context(), Group{Procs: []int{fd(1)}, Kill: -1, Events: -1, OOM: -1}); err != nil {
+		t.Fatal(err)
+	}
+}

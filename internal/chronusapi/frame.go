@@ -1,0 +1,163 @@
+package chronusapi
+
+import (
+	"bufio"
+	"encoding/binary"
+	"errors"
+	"io"
+	"net"
+)
+
+// A frame is one byte of type, four of length, and the payload. A message is
+// one frame, or several where it is longer: all but the last have type
+// frameMore. The memory of a frame is allocated when its header is there, so
+// a peer makes us hold at most one frame more than it really sent.
+const (
+	headerLen  = 5
+	maxMessage = MaxArgBytes + MaxStdin + 256<<10 // argv + env, first input, the rest
+	keepBuffer = 16 << 10                         // a larger buffer is given back after its call
+)
+
+// Types of frames. Requests have the number of their call.
+const (
+	callInfo uint8 = iota + 1
+	callStart
+	callAttach
+	callProcesses
+	callSignal
+	callWriteStdin
+	callResize
+	callOpenSession
+	callRunCommand
+	callSessions
+	callCloseSession
+	callStat
+	callListDir
+	callMkdir
+	callRename
+	callRemove
+	callRead
+	callWrite
+	callDownload
+	callUpload
+	callSetup
+	callAddGroup
+
+	frameResult uint8 = 0x80 // last of a call: it worked
+	frameError  uint8 = 0x81 // last of a call: it did not
+	frameEvent  uint8 = 0x82 // one event of a process stream
+	frameData   uint8 = 0x83 // bytes of a file or tar, either way
+	frameEnd    uint8 = 0x84 // end of what a client sends
+	frameAbort  uint8 = 0x85 // the client's source failed: forget the call
+	frameMore   uint8 = 0x86 // a message goes on in the next frame
+)
+
+// preface is what a client sends first: a name, so that a stray connection
+// is told apart, and the version it speaks.
+var preface = [5]byte{'d', 's', 'e', 'c', Version}
+
+var errMalformed = errors.New("chronusapi: malformed message")
+
+// conn reads and writes messages. It has one reader and one writer at a time.
+type conn struct {
+	nc net.Conn
+	r  *bufio.Reader
+	rx *rightsReader // where descriptors are accepted, else nil
+
+	in  []byte // payload of the last message read; valid until the next
+	out []byte // frames not yet written
+}
+
+func newConn(nc net.Conn, rights bool) *conn {
+	c := &conn{nc: nc}
+	if uc, ok := nc.(*net.UnixConn); ok && rights {
+		c.rx = &rightsReader{uc: uc}
+		c.r = bufio.NewReaderSize(c.rx, 4096)
+		return c
+	}
+	c.r = bufio.NewReaderSize(nc, 4096)
+	return c
+}
+
+// read returns the next message. The payload is valid until the next read.
+// The error is io.EOF only between messages.
+func (c *conn) read() (typ uint8, payload []byte, err error) {
+	if cap(c.in) > keepBuffer {
+		c.in = nil
+	}
+	c.in = c.in[:0]
+	for {
+		var h [headerLen]byte
+		if _, err := io.ReadFull(c.r, h[:]); err != nil {
+			if err == io.EOF && len(c.in) > 0 {
+				err = io.ErrUnexpectedEOF
+			}
+			return 0, nil, err
+		}
+		typ, n := h[0], binary.BigEndian.Uint32(h[1:])
+		if n > MaxFrame || len(c.in)+int(n) > maxMessage || typ == frameMore && n == 0 {
+			return 0, nil, errMalformed
+		}
+		if err := c.readPayload(int(n)); err != nil {
+			return 0, nil, err
+		}
+		if typ != frameMore {
+			return typ, c.in, nil
+		}
+	}
+}
+
+func (c *conn) readPayload(n int) error {
+	old := len(c.in)
+	if cap(c.in)-old < n {
+		grown := make([]byte, old, old+n) // append would round up
+		copy(grown, c.in)
+		c.in = grown
+	}
+	c.in = c.in[:old+n]
+	_, err := io.ReadFull(c.r, c.in[old:])
+	if err == io.EOF {
+		err = io.ErrUnexpectedEOF
+	}
+	return err
+}
+
+// put adds a message to what the next flush writes.
+func (c *conn) put(typ uint8, payload []byte) {
+	for len(payload) > MaxFrame {
+		c.frame(frameMore, payload[:MaxFrame])
+		payload = payload[MaxFrame:]
+	}
+	c.frame(typ, payload)
+}
+
+func (c *conn) frame(typ uint8, payload []byte) {
+	c.out = append(c.out, typ)
+	c.out = binary.BigEndian.AppendUint32(c.out, uint32(len(payload)))
+	c.out = append(c.out, payload...)
+}
+
+// putData adds a data-bearing frame whose payload is head and then data, and
+// writes it with everything before it. Much data is not copied.
+func (c *conn) putData(typ uint8, head, data []byte) error {
+	c.out = append(c.out, typ)
+	c.out = binary.BigEndian.AppendUint32(c.out, uint32(len(head)+len(data)))
+	c.out = append(c.out, head...)
+	if len(data) < 4096 {
+		c.out = append(c.out, data...)
+		return c.flush()
+	}
+	v := net.Buffers{c.out, data}
+	c.out = c.out[:0]
+	_, err := v.WriteTo(c.nc)
+	return err
+}
+
+func (c *conn) flush() error {
+	_, err := c.nc.Write(c.out)
+	c.out = c.out[:0]
+	if cap(c.out) > keepBuffer {
+		c.out = nil
+	}
+	return err
+}

@@ -1,0 +1,306 @@
+package chronusapi
+
+import (
+	"context"
+	"net"
+	"syscall"
+
+	"github.com/opendsec/dsec"
+)
+
+// Setup and AddGroup are the calls of the container backend alone. They carry
+// descriptors, by SCM_RIGHTS on the first byte of their request, in the order
+// in which the request names them.
+//
+// A warm container is chronus in all its namespaces, on a minimal root that
+// has proc, dev and sys mounted below /. It waits. Setup makes it a sandbox,
+// once; every other call but Info is refused with conflict until then. chronus:
+//
+//  1. moves the detached mount Root to /newroot;
+//  2. moves each mount of Move (a path on the minimal root, such as /proc) to
+//     the same path below it. The backend made the targets; a symlink on the
+//     way is refused (RESOLVE_NO_SYMLINKS); then attaches each of Mounts there;
+//  3. pivots into it and detaches the old root;
+//  4. sets the host name, if there is one;
+//  5. on all threads: drops every capability that is not in KeepCaps, from the
+//     bounding set too, sets no_new_privs, and installs Filter;
+//  6. keeps Groups, Rlimits and ChildFilter for the commands, and answers.
+//
+// An error may leave steps half done: the backend then kills the instance.
+//
+// A command is cloned into its group's Dir, where there is one. Its child,
+// before it execs and while it has a single thread: writes "0" to each of its group's Procs,
+// sets its affinity to CPUs, applies Rlimits, becomes its user, and installs
+// ChildFilter.
+
+// SetupRequest turns a warm container into a sandbox. Descriptors stay the
+// caller's on the sending side, and are the handler's on the receiving side,
+// which closes them on error too.
+type SetupRequest struct {
+	Root        int // detached mount of the sandbox's root (open_tree, fsmount)
+	Move        []string
+	Mounts      []Mount // in this order
+	CPUs        []byte  // affinity of commands, as sched_setaffinity(2) takes it; empty: all
+	Hostname    string
+	KeepCaps    uint64   // bit n is capability n
+	Filter      []byte   // seccomp program for chronus and all commands: array of struct sock_filter; may be empty
+	ChildFilter []byte   // a second one, for commands only; may be empty
+	Rlimits     []Rlimit // of commands
+	Groups      []Group
+}
+
+// Mount is a detached mount for an absolute path of the sandbox, where the
+// backend made sure of a target.
+type Mount struct {
+	FD   int
+	Path string
+}
+
+// Rlimit is one resource limit (RLIMIT_* of Linux).
+type Rlimit struct {
+	Resource   uint32
+	Soft, Hard uint64
+}
+
+// Group is a control group for one command at a time, by descriptors that the
+// host opened. -1 stands for one that is not there.
+type Group struct {
+	Dir    int   // v2 directory to clone the command into (CLONE_INTO_CGROUP)
+	Procs  []int // cgroup.procs (v1: tasks' cgroup.procs), one per hierarchy, open for writing
+	Kill   int   // cgroup.kill of v2, open for writing
+	Events int   // cgroup.events of v2, open for reading: "populated N" tells whether it is free
+	OOM    int   // memory.oom_control (v1) or memory.events (v2), open for reading: a line "oom_kill N"
+}
+
+// SetupHandler is implemented by handlers that take descriptors.
+type SetupHandler interface {
+	Handler
+	Setup(ctx context.Context, req SetupRequest) error
+	AddGroup(ctx context.Context, g Group) error
+}
+
+// Limits of a setup.
+const (
+	MaxGroupProcs  = 8
+	MaxSetupGroups = 16
+	maxSetupFDs    = 1 + maxMoves + MaxSetupGroups*(MaxGroupProcs+4)
+	maxFilter      = 64 << 10 // 4,096 instructions would be 32 KiB
+	maxMoves       = 16       // and Mounts
+	maxCPUs        = 1024     // bytes of the mask
+	maxRlimits     = 16
+)
+
+// Setup makes a warm container a sandbox. The client's connections must be
+// Unix sockets.
+func (c *Client) Setup(ctx context.Context, req SetupRequest) error {
+	var e enc
+	fds := []int{req.Root}
+	e.strs(req.Move)
+	e.u32(uint32(len(req.Mounts)))
+	for _, m := range req.Mounts {
+		fds = append(fds, m.FD)
+		e.str(m.Path)
+	}
+	e.bytes(req.CPUs)
+	e.str(req.Hostname)
+	e.u64(req.KeepCaps)
+	e.bytes(req.Filter)
+	e.bytes(req.ChildFilter)
+	e.u32(uint32(len(req.Rlimits)))
+	for _, l := range req.Rlimits {
+		e.u32(l.Resource)
+		e.u64(l.Soft)
+		e.u64(l.Hard)
+	}
+	if len(req.Groups) > MaxSetupGroups || len(req.Move) > maxMoves || len(req.Mounts) > maxMoves || len(req.Rlimits) > maxRlimits {
+		return dsec.Errorf(dsec.CodeInternal, "chronus setup: more than %d groups, %d moves or mounts, or %d rlimits",
+			MaxSetupGroups, maxMoves, maxRlimits)
+	}
+	e.u32(uint32(len(req.Groups)))
+	for i := range req.Groups {
+		fds = e.group(&req.Groups[i], fds)
+	}
+	return c.sendRights(ctx, callSetup, e.b, fds)
+}
+
+// AddGroup hands one more command group to chronus.
+func (c *Client) AddGroup(ctx context.Context, g Group) error {
+	var e enc
+	fds := e.group(&g, nil)
+	return c.sendRights(ctx, callAddGroup, e.b, fds)
+}
+
+func (e *enc) group(g *Group, fds []int) []int {
+	e.u8(uint8(len(g.Procs)))
+	fds = append(fds, g.Procs...)
+	for _, fd := range []int{g.Dir, g.Kill, g.Events, g.OOM} {
+		e.bool(fd >= 0)
+		if fd >= 0 {
+			fds = append(fds, fd)
+		}
+	}
+	return fds
+}
+
+func (d *dec) group(fds *rights) (g Group) {
+	n := int(d.u8())
+	if n > MaxGroupProcs {
+		d.bad = true
+		return g
+	}
+	for range n {
+		g.Procs = append(g.Procs, fds.next(d))
+	}
+	for _, fd := range []*int{&g.Dir, &g.Kill, &g.Events, &g.OOM} {
+		*fd = -1
+		if d.bool() {
+			*fd = fds.next(d)
+		}
+	}
+	return g
+}
+
+func (d *dec) setupRequest(fds *rights) (r SetupRequest) {
+	r.Root = fds.next(d)
+	r.Move = d.strs(maxMoves, MaxPath)
+	n := d.u32()
+	if n > maxMoves {
+		d.bad = true
+	}
+	for ; n > 0 && !d.bad; n-- {
+		r.Mounts = append(r.Mounts, Mount{FD: fds.next(d), Path: d.str(MaxPath)})
+	}
+	r.CPUs = append([]byte(nil), d.bytes(maxCPUs)...)
+	r.Hostname = d.str(64)
+	r.KeepCaps = d.u64()
+	r.Filter = append([]byte(nil), d.bytes(maxFilter)...)
+	r.ChildFilter = append([]byte(nil), d.bytes(maxFilter)...)
+	n = d.u32()
+	if n > maxRlimits {
+		d.bad = true
+	}
+	for ; n > 0 && !d.bad; n-- {
+		r.Rlimits = append(r.Rlimits, Rlimit{Resource: d.u32(), Soft: d.u64(), Hard: d.u64()})
+	}
+	n = d.u32()
+	if n > MaxSetupGroups {
+		d.bad = true
+	}
+	for ; n > 0 && !d.bad; n-- {
+		r.Groups = append(r.Groups, d.group(fds))
+	}
+	return r
+}
+
+// rights hands out received descriptors in order.
+type rights struct{ fds []int }
+
+func (r *rights) next(d *dec) int {
+	if d.bad || len(r.fds) == 0 {
+		d.bad = true
+		return -1
+	}
+	fd := r.fds[0]
+	r.fds = r.fds[1:]
+	return fd
+}
+
+func (s *server) serveSetup(ctx context.Context, call uint8, d *dec) error {
+	if s.setup == nil || s.rx == nil {
+		return errMalformed
+	}
+	all := s.rx.fds
+	fds := &rights{fds: all}
+	var run func() error
+	if call == callSetup {
+		req := d.setupRequest(fds)
+		run = func() error { return s.setup.Setup(ctx, req) }
+	} else {
+		g := d.group(fds)
+		run = func() error { return s.setup.AddGroup(ctx, g) }
+	}
+	if !d.ok() || len(fds.fds) > 0 {
+		return errMalformed // server.close closes the descriptors
+	}
+	s.rx.fds = nil
+	return s.answer(run(), nil)
+}
+
+// rightsReader reads a connection whose messages may carry descriptors.
+type rightsReader struct {
+	uc  *net.UnixConn
+	fds []int
+	oob []byte
+}
+
+func (r *rightsReader) Read(p []byte) (int, error) {
+	if r.oob == nil {
+		r.oob = make([]byte, syscall.CmsgSpace(maxSetupFDs*4))
+	}
+	n, oobn, flags, _, err := r.uc.ReadMsgUnix(p, r.oob) // sets MSG_CMSG_CLOEXEC
+	if oobn > 0 {
+		if perr := r.keep(r.oob[:oobn]); perr != nil {
+			return 0, perr
+		}
+	}
+	if err != nil {
+		return 0, err // n is -1 then
+	}
+	if flags&syscall.MSG_CTRUNC != 0 {
+		return 0, errMalformed // more than were allowed; the kernel closed the rest
+	}
+	return n, nil
+}
+
+func (r *rightsReader) keep(oob []byte) error {
+	msgs, err := syscall.ParseSocketControlMessage(oob)
+	if err != nil {
+		return errMalformed
+	}
+	for i := range msgs {
+		fds, err := syscall.ParseUnixRights(&msgs[i])
+		if err != nil {
+			return errMalformed
+		}
+		r.fds = append(r.fds, fds...)
+	}
+	if len(r.fds) > maxSetupFDs {
+		return errMalformed
+	}
+	return nil
+}
+
+func (r *rightsReader) closeAll() {
+	for _, fd := range r.fds {
+		_ = syscall.Close(fd)
+	}
+	r.fds = nil
+}
+
+// sendRights makes a call whose request carries descriptors.
+func (c *Client) sendRights(ctx context.Context, typ uint8, payload []byte, fds []int) error {
+	if len(payload) > MaxFrame {
+		return dsec.Errorf(dsec.CodeInternal, "chronus setup: %d bytes in a request", len(payload))
+	}
+	cn, _, err := c.take(ctx)
+	if err != nil {
+		return err
+	}
+	uc, ok := cn.nc.(*net.UnixConn)
+	if !ok {
+		cn.nc.Close()
+		return dsec.Errorf(dsec.CodeInternal, "chronus setup: want a Unix connection, got %T", cn.nc)
+	}
+	k := &call{c: c, cn: cn, ctx: ctx, lost: dsec.CodeOutcomeUnknown}
+	k.stop = context.AfterFunc(ctx, func() { uc.Close() })
+	cn.put(typ, payload)
+	n, _, err := uc.WriteMsgUnix(cn.out, syscall.UnixRights(fds...), nil)
+	if err == nil && n < len(cn.out) {
+		_, err = uc.Write(cn.out[n:])
+	}
+	cn.out = cn.out[:0]
+	if err != nil {
+		return k.broken(err)
+	}
+	return k.finish(nil)
+}
