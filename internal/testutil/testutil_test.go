@@ -65,6 +65,20 @@ func (f *fatal) Fatalf(format string, a ...any) {
 	runtime.Goexit()
 }
 
+func TestRequireCanBeToldThatAThingIsMissing(t *testing.T) {
+	here := newNeed("here", func() error { return nil })
+	t.Setenv("DSEC_WITHOUT", "here")
+	r := &recorder{TB: t}
+	if Require(r, here); r.skipped != "needs here: held back by DSEC_WITHOUT" {
+		t.Errorf("skipped %q", r.skipped)
+	}
+	t.Setenv("DSEC_MUST", "here")
+	r = &recorder{TB: t}
+	if Require(r, here); r.skipped+r.failed != "" {
+		t.Errorf("skipped %q, failed %q", r.skipped, r.failed)
+	}
+}
+
 func TestKernelComparesVersions(t *testing.T) {
 	if !Kernel(2, 6).Has() {
 		t.Error("this kernel is older than 2.6")
