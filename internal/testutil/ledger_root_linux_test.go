@@ -5,7 +5,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"testing"
 
@@ -61,26 +60,32 @@ func leakPinnedMount(t *testing.T, name string) func() {
 	check(t, os.WriteFile(pin, nil, 0o600))
 	dir := filepath.Join(base, name)
 	check(t, os.Mkdir(dir, 0o755))
-	made, pinned, done := make(chan error), make(chan struct{}), make(chan struct{})
-	var tid int
-	go func() {
-		runtime.LockOSThread() // the thread is thrown away with its namespace
-		defer close(done)
-		tid = unix.Gettid()
-		err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS)
-		if err == nil {
-			err = unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")
+	check(t, onThread(func() error {
+		for _, err := range []error{
+			unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS),
+			unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""),
+			unix.Mount("tmpfs", dir, "tmpfs", 0, ""),
+		} {
+			if err != nil {
+				return err
+			}
 		}
-		if err == nil {
-			err = unix.Mount("tmpfs", dir, "tmpfs", 0, "")
+		ns := fmt.Sprintf("/proc/self/task/%d/ns/mnt", unix.Gettid())
+		host, err := os.Open("/proc/self/ns/mnt") // of the main thread, which is still on the host
+		if err != nil {
+			return err
 		}
-		made <- err
-		<-pinned
-	}()
-	check(t, <-made)
-	check(t, unix.Mount(fmt.Sprintf("/proc/self/task/%d/ns/mnt", tid), pin, "", unix.MS_BIND, ""))
-	close(pinned)
-	<-done
+		defer func() { _ = host.Close() }()
+		own, err := os.Open(ns)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = own.Close() }()
+		if err := unix.Setns(int(host.Fd()), unix.CLONE_NEWNS); err != nil {
+			return err
+		}
+		return unix.Mount(fmt.Sprintf("/proc/self/fd/%d", own.Fd()), pin, "", unix.MS_BIND, "")
+	}))
 	return func() {
 		check(t, unix.Unmount(pin, 0))
 		check(t, unix.Unmount(base, unix.MNT_DETACH))

@@ -147,34 +147,46 @@ func (s scope) pinnedMounts(c count, path string, seen map[string]bool) error {
 		return nil // unpinned meanwhile, or below a directory that hides it
 	}
 	defer func() { _ = f.Close() }()
+	return onThread(func() error {
+		if err := unix.Unshare(unix.CLONE_FS); err != nil {
+			return fmt.Errorf("unshare: %w", err)
+		}
+		if err := unix.Setns(int(f.Fd()), unix.CLONE_NEWNS); errors.Is(err, unix.EPERM) || errors.Is(err, unix.EINVAL) {
+			return nil
+		} else if err != nil {
+			return fmt.Errorf("join %s: %w", path, err)
+		}
+		var st unix.Stat_t
+		if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+			return err
+		}
+		ns := fmt.Sprintf("mnt:[%d]", st.Ino)
+		if seen[ns] {
+			return nil
+		}
+		seen[ns] = true
+		info, err := readThreadMounts()
+		if err != nil {
+			return fmt.Errorf("mounts of %s: %w", path, err)
+		}
+		s.mountinfo(c, ns, info)
+		return nil
+	})
+}
+
+// onThread runs f on a thread of its own that ends with it, so that f may
+// change what belongs to a thread. It is never the main thread: that one
+// cannot end, and /proc/self would show what f did to it ever after.
+func onThread(f func() error) error {
 	done := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
-		done <- func() error {
-			if err := unix.Unshare(unix.CLONE_FS); err != nil {
-				return fmt.Errorf("unshare: %w", err)
-			}
-			if err := unix.Setns(int(f.Fd()), unix.CLONE_NEWNS); errors.Is(err, unix.EPERM) || errors.Is(err, unix.EINVAL) {
-				return nil
-			} else if err != nil {
-				return fmt.Errorf("join %s: %w", path, err)
-			}
-			var st unix.Stat_t
-			if err := unix.Fstat(int(f.Fd()), &st); err != nil {
-				return err
-			}
-			ns := fmt.Sprintf("mnt:[%d]", st.Ino)
-			if seen[ns] {
-				return nil
-			}
-			seen[ns] = true
-			info, err := readThreadMounts()
-			if err != nil {
-				return fmt.Errorf("mounts of %s: %w", path, err)
-			}
-			s.mountinfo(c, ns, info)
-			return nil
-		}()
+		runtime.LockOSThread() // never unlocked, but on the main thread
+		if unix.Gettid() == os.Getpid() {
+			defer runtime.UnlockOSThread()
+			done <- onThread(f) // while this one occupies the main thread
+			return
+		}
+		done <- f()
 	}()
 	return <-done
 }
