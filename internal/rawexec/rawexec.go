@@ -1,0 +1,313 @@
+//go:build linux && amd64
+
+// Package rawexec starts a process whose path from clone to exec is a list of
+// raw system calls, prepared by the parent and run without the Go runtime.
+//
+// Between clone and exec a child of a Go program may not allocate, grow its
+// stack or take a lock: only one thread of the parent came along. std's
+// syscall.ForkExec therefore knows a fixed set of things that a child may do
+// first. A Program is any list of system calls, in which an argument may be
+// the result of an earlier one:
+//
+//	var p rawexec.Program
+//	fd := p.Call("open", unix.SYS_OPENAT, rawexec.Int(unix.AT_FDCWD), rawexec.Str("/dev/null"), rawexec.Int(unix.O_RDWR))
+//	p.Call("stdin", unix.SYS_DUP2, rawexec.Result(fd), rawexec.Int(0))
+//	p.Call("exec", unix.SYS_EXECVE, rawexec.Str("/bin/true"), rawexec.Strs(argv), rawexec.Strs(envv))
+//	child, err := p.Start(rawexec.Options{Flags: unix.CLONE_VM | unix.CLONE_VFORK})
+//	err = child.Wait() // nil, or an *Error that names the call that failed
+//
+// With CLONE_VM|CLONE_VFORK the child borrows the parent's memory and the
+// calling thread waits until it has exec'd: the cheapest way, for short paths.
+// Other goroutines go on meanwhile. Without, it is a plain fork: the memory is
+// copied on write, Start returns at once and the parent can prepare things
+// that the child waits for (user id maps, say).
+//
+// The child starts with every signal blocked and every handler set to the
+// default; a Program that execs should call UnblockSignals last but one. All
+// children are started by clone3, which is in every kernel since 5.5.
+package rawexec
+
+import (
+	"fmt"
+	"runtime"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Arg is one argument of a call.
+type Arg struct {
+	value uintptr
+	keep  unsafe.Pointer // what value points to
+	from  int            // the call whose result it is, plus 1
+}
+
+// Int is a number, such as a descriptor or flags.
+func Int[T ~int | ~int32 | ~int64 | ~uint | ~uint32 | ~uint64 | ~uintptr](v T) Arg {
+	return Arg{value: uintptr(v)}
+}
+
+// Ptr is the address of memory that the call reads or writes. It must be on
+// the heap, as what Ptr is called with always is: the Program keeps it alive.
+func Ptr(p unsafe.Pointer) Arg { return Arg{value: uintptr(p), keep: p} }
+
+// Str is a NUL-terminated copy of s. A NUL in s ends it there.
+func Str(s string) Arg {
+	b := make([]byte, len(s)+1)
+	copy(b, s)
+	return Ptr(unsafe.Pointer(&b[0]))
+}
+
+// Bytes is the address of the first of b's bytes, or 0 where it has none.
+func Bytes(b []byte) Arg { return Ptr(unsafe.Pointer(unsafe.SliceData(b))) }
+
+// Strs is a NULL-terminated array of strings, as execve takes.
+func Strs(list []string) Arg {
+	size := 0
+	for _, s := range list {
+		size += len(s) + 1
+	}
+	text := make([]byte, size) // one block, however many strings
+	array := make([]*byte, len(list)+1)
+	for i, s := range list {
+		array[i] = &text[0]
+		text = text[copy(text, s)+1:]
+	}
+	return Ptr(unsafe.Pointer(&array[0]))
+}
+
+// Result is what an earlier call returned.
+func Result(call int) Arg { return Arg{from: call + 1} }
+
+// op is one call as run_amd64.s reads it.
+type op struct {
+	nr     uintptr
+	args   [6]uintptr
+	from   [6]uint16
+	flags  uint32
+	result uintptr
+}
+
+const (
+	flagIgnore   = 1 // a failure is no failure
+	flagPositive = 2 // neither is a result of 0 a success
+)
+
+// Program is the list of calls that a child runs. It may be started several
+// times, one after the other.
+type Program struct {
+	ops   []op
+	names []string
+	keep  []unsafe.Pointer
+}
+
+// maxOps is what an op's from can name.
+const maxOps = 1<<16 - 2
+
+// Call appends a call and returns its index. Its failure ends the child: Wait
+// then returns an *Error with this name.
+func (p *Program) Call(name string, nr uintptr, args ...Arg) int {
+	if len(args) > 6 || len(p.ops) >= maxOps {
+		panic("rawexec: a call has at most 6 arguments and a program 65,534 calls")
+	}
+	o := op{nr: nr}
+	for i, a := range args {
+		if a.from > len(p.ops) {
+			panic("rawexec: Result of a call that does not come before")
+		}
+		o.args[i] = a.value
+		o.from[i] = uint16(a.from)
+		if a.keep != nil {
+			p.keep = append(p.keep, a.keep)
+		}
+	}
+	p.ops = append(p.ops, o)
+	p.names = append(p.names, name)
+	return len(p.ops) - 1
+}
+
+// Ignore lets the child go on where the last appended call fails.
+func (p *Program) Ignore() { p.ops[len(p.ops)-1].flags |= flagIgnore }
+
+// Positive makes a result of 0 of the last appended call a failure with EPIPE:
+// a read that must get a byte from a parent that may have died.
+func (p *Program) Positive() { p.ops[len(p.ops)-1].flags |= flagPositive }
+
+// UnblockSignals appends the call that gives the child an empty signal mask.
+func (p *Program) UnblockSignals() {
+	p.Call("unblock signals", unix.SYS_RT_SIGPROCMASK, Int(sigSetmask), Ptr(unsafe.Pointer(new(uint64))), Int(0), Int(8))
+}
+
+const sigSetmask = 2
+
+// Error says which call failed in the child.
+type Error struct {
+	Call  string // its name
+	Index int
+	Errno syscall.Errno
+}
+
+// Error implements error.
+func (e *Error) Error() string { return fmt.Sprintf("%s: %v", e.Call, e.Errno) }
+
+// Unwrap returns the errno.
+func (e *Error) Unwrap() error { return e.Errno }
+
+// Options say how a child is cloned.
+type Options struct {
+	// Flags are CLONE_* flags. CLONE_VM and CLONE_VFORK go together.
+	Flags uint64
+	// Pidfd asks for a pidfd (CLOEXEC) in Child.Pidfd.
+	Pidfd bool
+	// PID, where not nil, is set to the child's pid before the child runs: with
+	// CLONE_VFORK a parent that must be able to kill a child before Start
+	// returns reads it from another goroutine, by sync/atomic. It must be on
+	// the heap.
+	PID *int32
+}
+
+// Child is a started child. The caller reaps it, also where Wait failed.
+type Child struct {
+	PID   int
+	Pidfd int // -1 unless asked for; the caller closes it
+
+	p      *Program
+	report *report
+	pipe   int // plain fork: where the report comes from, -1 after Wait
+}
+
+// report is what a child whose call failed tells.
+type report struct {
+	offset uintptr // of the op, in bytes
+	errno  uintptr // 0: none failed
+}
+
+// cloneArgs is struct clone_args of clone3(2).
+type cloneArgs struct {
+	flags, pidfd, childTID, parentTID, exitSignal, stack, stackSize, tls uint64
+}
+
+// Start clones a child that runs the program. An error means that there is no
+// child. In a vfork it returns once the child has exec'd or ended.
+func (p *Program) Start(o Options) (*Child, error) {
+	const shared = unix.CLONE_VM | unix.CLONE_VFORK
+	vfork := o.Flags&shared != 0
+	if vfork && o.Flags&shared != shared {
+		return nil, fmt.Errorf("rawexec: CLONE_VM and CLONE_VFORK go together: %w", syscall.EINVAL)
+	}
+	c := &Child{Pidfd: -1, p: p, report: new(report), pipe: -1}
+	errFD := -1
+	if !vfork {
+		var err error
+		if c.pipe, errFD, err = reportPipe(); err != nil {
+			return nil, err
+		}
+	}
+	pidfd := new(int32)
+	args := &cloneArgs{flags: o.Flags | unix.CLONE_CLEAR_SIGHAND, exitSignal: uint64(syscall.SIGCHLD)}
+	if o.Pidfd {
+		args.flags |= unix.CLONE_PIDFD
+		args.pidfd = uint64(uintptr(unsafe.Pointer(pidfd)))
+	}
+	if o.PID != nil {
+		args.flags |= unix.CLONE_PARENT_SETTID
+		args.parentTID = uint64(uintptr(unsafe.Pointer(o.PID)))
+	}
+	var first *op
+	if len(p.ops) > 0 {
+		first = &p.ops[0]
+	}
+	r := start(args, first, uintptr(len(p.ops)), c.report, uintptr(errFD))
+	runtime.KeepAlive(p)
+	runtime.KeepAlive(pidfd)
+	runtime.KeepAlive(o.PID)
+	if errFD >= 0 {
+		_ = syscall.Close(errFD)
+	}
+	if r >= ^uintptr(4094) {
+		if c.pipe >= 0 {
+			_ = syscall.Close(c.pipe)
+		}
+		return nil, fmt.Errorf("clone: %w", syscall.Errno(-r))
+	}
+	c.PID = int(r)
+	if o.Pidfd {
+		c.Pidfd = int(*pidfd)
+	}
+	return c, nil
+}
+
+// reportPipe makes the pipe of a plain fork. The child's end is a high number,
+// out of the way of the descriptors that a program arranges.
+func reportPipe() (r, w int, err error) {
+	var fds [2]int
+	if err := syscall.Pipe2(fds[:], syscall.O_CLOEXEC); err != nil {
+		return -1, -1, err
+	}
+	defer syscall.Close(fds[1])
+	w, err = unix.FcntlInt(uintptr(fds[1]), unix.F_DUPFD_CLOEXEC, 200)
+	if err != nil {
+		_ = syscall.Close(fds[0])
+		return -1, -1, err
+	}
+	return fds[0], w, nil
+}
+
+// Wait returns nil once the child has exec'd (or, in a plain fork, ended or
+// closed the descriptor of its report), and an *Error where a call failed.
+// After a vfork it does not block.
+func (c *Child) Wait() error {
+	if c.pipe >= 0 {
+		b := (*[unsafe.Sizeof(report{})]byte)(unsafe.Pointer(c.report))
+		_, err := readFull(c.pipe, b[:])
+		_ = syscall.Close(c.pipe)
+		c.pipe = -1
+		if err != nil {
+			return err
+		}
+	}
+	if c.report.errno == 0 {
+		return nil
+	}
+	i := int(c.report.offset / unsafe.Sizeof(op{}))
+	return &Error{Call: c.p.names[i], Index: i, Errno: syscall.Errno(c.report.errno)}
+}
+
+func readFull(fd int, b []byte) (n int, err error) {
+	for n < len(b) {
+		m, err := syscall.Read(fd, b[n:])
+		if err == syscall.EINTR {
+			continue
+		}
+		if m <= 0 || err != nil {
+			return n, err
+		}
+		n += m
+	}
+	return n, nil
+}
+
+// start runs run as a system call is run: this thread's P goes to another
+// thread if the child takes its time, because its exec may wait for a slow
+// disk. Nothing from here to the return may grow the stack.
+//
+//go:nosplit
+//go:norace
+func start(args *cloneArgs, ops *op, n uintptr, r *report, errFD uintptr) uintptr {
+	entersyscall()
+	pid := run(args, ops, n, r, errFD)
+	exitsyscall()
+	return pid
+}
+
+// run is in run_amd64.s.
+//
+//go:noescape
+func run(args *cloneArgs, ops *op, n uintptr, r *report, errFD uintptr) uintptr
+
+//go:linkname entersyscall runtime.entersyscall
+func entersyscall()
+
+//go:linkname exitsyscall runtime.exitsyscall
+func exitsyscall()

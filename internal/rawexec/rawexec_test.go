@@ -1,0 +1,347 @@
+//go:build linux && amd64
+
+package rawexec
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+var modes = map[string]uint64{"vfork": unix.CLONE_VM | unix.CLONE_VFORK, "fork": 0}
+
+func eachMode(t *testing.T, f func(t *testing.T, flags uint64)) {
+	for name, flags := range modes {
+		t.Run(name, func(t *testing.T) { f(t, flags) })
+	}
+}
+
+func reap(t *testing.T, pid int) syscall.WaitStatus {
+	t.Helper()
+	var ws syscall.WaitStatus
+	for {
+		_, err := syscall.Wait4(pid, &ws, 0, nil)
+		if err == syscall.EINTR {
+			continue
+		}
+		if err != nil {
+			t.Fatalf("wait4(%d): %v", pid, err)
+		}
+		return ws
+	}
+}
+
+func (p *Program) exec(path string, argv, env []string) {
+	p.UnblockSignals()
+	p.Call("exec", unix.SYS_EXECVE, Str(path), Strs(argv), Strs(env))
+}
+
+// run starts p with stdout as a pipe and returns what it wrote.
+func output(t *testing.T, flags uint64, build func(p *Program)) (string, syscall.WaitStatus, error) {
+	t.Helper()
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	var p Program
+	p.Call("stdout", unix.SYS_DUP3, Int(int(w.Fd())), Int(1), Int(0))
+	build(&p)
+	c, err := p.Start(Options{Flags: flags})
+	w.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	werr := c.Wait()
+	out, err := io.ReadAll(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(out), reap(t, c.PID), werr
+}
+
+func TestExec(t *testing.T) {
+	eachMode(t, func(t *testing.T, flags uint64) {
+		out, ws, err := output(t, flags, func(p *Program) {
+			p.exec("/bin/sh", []string{"sh", "-c", `echo "$0|$1|$A"; exit 7`, "", "two words"}, []string{"A=b=c"})
+		})
+		if err != nil || ws.ExitStatus() != 7 || out != "|two words|b=c\n" {
+			t.Fatalf("out %q, status %v, %v", out, ws, err)
+		}
+	})
+}
+
+func TestFailureNamesTheCall(t *testing.T) {
+	eachMode(t, func(t *testing.T, flags uint64) {
+		for _, tt := range []struct {
+			name  string
+			errno syscall.Errno
+			build func(p *Program)
+		}{
+			{"exec", syscall.ENOENT, func(p *Program) { p.exec("/nonexistent", []string{"x"}, nil) }},
+			{"exec", syscall.EACCES, func(p *Program) { p.exec("/etc/passwd", []string{"x"}, nil) }},
+			{"open", syscall.ENOTDIR, func(p *Program) {
+				p.Call("open", unix.SYS_OPENAT, Int(unix.AT_FDCWD), Str("/etc/passwd/x"), Int(unix.O_RDONLY))
+				p.exec("/bin/true", []string{"true"}, nil)
+			}},
+			{"read", syscall.EPIPE, func(p *Program) {
+				fd := p.Call("null", unix.SYS_OPENAT, Int(unix.AT_FDCWD), Str("/dev/null"), Int(unix.O_RDONLY))
+				p.Call("read", unix.SYS_READ, Result(fd), Ptr(unsafe.Pointer(new(byte))), Int(1))
+				p.Positive()
+				p.exec("/bin/true", []string{"true"}, nil)
+			}},
+		} {
+			_, ws, err := output(t, flags, tt.build)
+			var e *Error
+			if !errors.As(err, &e) || e.Call != tt.name || e.Errno != tt.errno || ws.ExitStatus() != 127 {
+				t.Errorf("got %v, status %v; want %s: %v", err, ws, tt.name, tt.errno)
+			}
+		}
+	})
+}
+
+func TestIgnoredFailureAndResults(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "f")
+	if err := os.WriteFile(file, []byte("content"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	eachMode(t, func(t *testing.T, flags uint64) {
+		out, ws, err := output(t, flags, func(p *Program) {
+			p.Call("rmdir", unix.SYS_RMDIR, Str("/nonexistent"))
+			p.Ignore()
+			fd := p.Call("open", unix.SYS_OPENAT, Int(unix.AT_FDCWD), Str(file), Int(unix.O_RDONLY|unix.O_CLOEXEC))
+			high := p.Call("dup", unix.SYS_FCNTL, Result(fd), Int(unix.F_DUPFD), Int(150))
+			p.Call("stdin", unix.SYS_DUP3, Result(high), Int(0), Int(0))
+			p.exec("/bin/cat", []string{"cat"}, nil)
+		})
+		if err != nil || ws.ExitStatus() != 0 || out != "content" {
+			t.Fatalf("out %q, status %v, %v", out, ws, err)
+		}
+	})
+}
+
+func TestSignalsAreUnblockedAndDefault(t *testing.T) {
+	eachMode(t, func(t *testing.T, flags uint64) {
+		out, ws, err := output(t, flags, func(p *Program) {
+			p.exec("/bin/cat", []string{"cat", "/proc/self/status"}, nil)
+		})
+		if err != nil || ws.ExitStatus() != 0 {
+			t.Fatalf("status %v, %v", ws, err)
+		}
+		for _, line := range []string{"SigBlk", "SigIgn", "SigCgt"} {
+			if want := "\n" + line + ":\t0000000000000000\n"; !strings.Contains(out, want) {
+				t.Errorf("no line %q in %s", want, out)
+			}
+		}
+	})
+}
+
+func TestParentsSignalMaskIsKept(t *testing.T) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	mask := func() (s unix.Sigset_t) {
+		if err := unix.PthreadSigmask(unix.SIG_SETMASK, nil, &s); err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	before := mask()
+	var p Program
+	p.exec("/nonexistent", []string{"x"}, nil)
+	c, err := p.Start(Options{Flags: unix.CLONE_VM | unix.CLONE_VFORK})
+	if err != nil {
+		t.Fatal(err)
+	}
+	reap(t, c.PID)
+	if after := mask(); after != before {
+		t.Errorf("mask %v, before %v", after, before)
+	}
+}
+
+func TestProgramWithoutExecEnds(t *testing.T) {
+	eachMode(t, func(t *testing.T, flags uint64) {
+		_, ws, err := output(t, flags, func(*Program) {})
+		if err != nil || ws.ExitStatus() != 0 || !ws.Exited() {
+			t.Fatalf("status %v, %v", ws, err)
+		}
+	})
+}
+
+func TestForkedChildWaitsForItsParent(t *testing.T) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	var p Program
+	p.Call("wait", unix.SYS_READ, Int(int(r.Fd())), Ptr(unsafe.Pointer(new(byte))), Int(1))
+	p.Positive()
+	p.Call("exit", unix.SYS_EXIT_GROUP, Int(9))
+	c, err := p.Start(Options{Pidfd: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer syscall.Close(c.Pidfd)
+	if err := unix.PidfdSendSignal(c.Pidfd, 0, nil, 0); err != nil {
+		t.Fatalf("pidfd: %v", err)
+	}
+	if _, err := w.Write([]byte{1}); err != nil {
+		t.Fatal(err)
+	}
+	w.Close()
+	if err := c.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	if ws := reap(t, c.PID); ws.ExitStatus() != 9 {
+		t.Fatalf("status %v", ws)
+	}
+}
+
+func TestPIDIsKnownWhileAVforkedChildHangs(t *testing.T) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	defer w.Close()
+	pid := new(int32)
+	done := make(chan error, 1)
+	var p Program
+	p.Call("hang", unix.SYS_READ, Int(int(r.Fd())), Ptr(unsafe.Pointer(new(byte))), Int(1))
+	go func() {
+		c, err := p.Start(Options{Flags: unix.CLONE_VM | unix.CLONE_VFORK, PID: pid})
+		if err == nil {
+			err = c.Wait()
+		}
+		done <- err
+	}()
+	for atomic.LoadInt32(pid) == 0 {
+		runtime.Gosched()
+	}
+	runtime.GC() // the world stops and goes on although one thread is in a vfork
+	if err := syscall.Kill(int(atomic.LoadInt32(pid)), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	if ws := reap(t, int(*pid)); ws.Signal() != syscall.SIGKILL {
+		t.Fatalf("status %v", ws)
+	}
+}
+
+func TestCloneFailureLeavesNoChild(t *testing.T) {
+	before := openFDs(t)
+	var p Program
+	for _, o := range []Options{{Flags: unix.CLONE_VM}, {Flags: unix.CLONE_THREAD}} {
+		if c, err := p.Start(o); !errors.Is(err, syscall.EINVAL) {
+			t.Errorf("got %v, %v; want EINVAL", c, err)
+		}
+	}
+	if after := openFDs(t); after != before {
+		t.Errorf("%d open files, before %d", after, before)
+	}
+}
+
+func openFDs(t *testing.T) int {
+	t.Helper()
+	list, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(list)
+}
+
+// TestManyAtOnce starts children from many goroutines while the garbage
+// collector runs and the stacks grow: everything that could break a child
+// which shares memory with a running Go program.
+func TestManyAtOnce(t *testing.T) {
+	stop := make(chan struct{})
+	var noise sync.WaitGroup
+	for range 2 {
+		noise.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+					garbage := make([][]byte, 100)
+					for i := range garbage {
+						garbage[i] = bytes.Repeat([]byte{byte(i)}, 1000)
+					}
+					runtime.GC()
+				}
+			}
+		})
+	}
+	defer noise.Wait()
+	defer close(stop)
+	eachMode(t, func(t *testing.T, flags uint64) {
+		var wg sync.WaitGroup
+		for g := range 16 {
+			wg.Go(func() {
+				for i := range 15 {
+					want := (g + i) % 100
+					var p Program
+					for range 20 {
+						p.Call("noop", unix.SYS_GETPPID)
+					}
+					if i%3 == 0 {
+						p.exec("/nonexistent", []string{"x"}, nil)
+					} else {
+						p.exec("/bin/sh", []string{"sh", "-c", fmt.Sprintf("exit %d", want)}, []string{"PATH=/bin"})
+					}
+					c, err := p.Start(Options{Flags: flags})
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					err = c.Wait()
+					ws := reap(t, c.PID)
+					if i%3 == 0 {
+						if !errors.Is(err, syscall.ENOENT) || ws.ExitStatus() != 127 {
+							t.Errorf("got %v, %v; want ENOENT", err, ws)
+						}
+					} else if err != nil || ws.ExitStatus() != want {
+						t.Errorf("got %v, %v; want exit %d", err, ws, want)
+					}
+				}
+			})
+		}
+		wg.Wait()
+	})
+}
+
+func BenchmarkStart(b *testing.B) {
+	for name, flags := range modes {
+		b.Run(name, func(b *testing.B) {
+			for b.Loop() {
+				var p Program
+				p.exec("/bin/true", []string{"true"}, nil)
+				c, err := p.Start(Options{Flags: flags})
+				if err != nil {
+					b.Fatal(err)
+				}
+				if err := c.Wait(); err != nil {
+					b.Fatal(err)
+				}
+				var ws syscall.WaitStatus
+				if _, err := syscall.Wait4(c.PID, &ws, 0, nil); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
