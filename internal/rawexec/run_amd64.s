@@ -43,7 +43,7 @@ TEXT ·run(SB), NOSPLIT, $16-48
 	SYSCALL
 
 	MOVQ R13, DI
-	MOVL $64, SI
+	MOVL $88, SI // sizeof(struct clone_args) of 5.7
 	MOVL $SYS_clone3, AX
 	SYSCALL
 	TESTQ AX, AX
