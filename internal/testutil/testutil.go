@@ -71,7 +71,7 @@ func LinkName(t testing.TB) string {
 // bytes), and it holds a Name, so that Ledger finds mounts left below it.
 func Dir(t testing.TB) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", Name(t)+"-")
+	dir, err := os.MkdirTemp("", Name(t)+"-") //nolint:usetesting // its path is too long for a socket
 	if err != nil {
 		t.Fatal(err)
 	}
