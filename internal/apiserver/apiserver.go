@@ -1,0 +1,104 @@
+// Package apiserver is the only way in: it authenticates every call, decides
+// which edge it belongs to, forwards it there over the edge API and streams
+// the answer back. It keeps no record of any sandbox, so any apiserver serves
+// any call and a restart loses nothing.
+//
+// The words: a route is one procedure of the public API; to forward is to make
+// the same call at an edge, in the name of the project that the key acts for.
+package apiserver
+
+import (
+	"context"
+	"log/slog"
+	"net/http"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/opendsec/dsec/internal/iam"
+	"github.com/opendsec/dsec/internal/store"
+	"github.com/opendsec/dsec/internal/watcher"
+	"github.com/opendsec/dsec/proto/dsec/v1/dsecv1connect"
+)
+
+// MaxMessage is the most bytes of one request message, or of one message of a
+// stream, after decompression.
+const MaxMessage = 4 << 20
+
+// MaxHeader is the most bytes of a request's header.
+const MaxHeader = 32 << 10
+
+// Config is what an apiserver is made of.
+type Config struct {
+	Store *store.Store
+	IAM   *iam.IAM
+	// Edges are the edges that it forwards to.
+	Edges   *watcher.Watcher
+	Log     *slog.Logger
+	Metrics prometheus.Registerer
+}
+
+// Server serves the public API.
+type Server struct {
+	iam     *iam.IAM
+	edges   *watcher.Watcher
+	layers  *layerNames
+	log     *slog.Logger
+	metrics *metrics
+}
+
+// New makes a Server. Close it before what it was made of.
+func New(ctx context.Context, cfg Config) (*Server, error) {
+	layers, err := openLayerNames(ctx, cfg.Store)
+	if err != nil {
+		return nil, err
+	}
+	return &Server{
+		iam:     cfg.IAM,
+		edges:   cfg.Edges,
+		layers:  layers,
+		log:     cfg.Log.With("component", "apiserver"),
+		metrics: newMetrics(cfg.Metrics),
+	}, nil
+}
+
+// Close ends what the server runs for itself.
+func (s *Server) Close() { s.layers.close() }
+
+// Handler serves every route of the public API.
+func (s *Server) Handler() http.Handler {
+	opts := []connect.HandlerOption{
+		connect.WithRequestGate(s.gate),
+		connect.WithInterceptors(&interceptor{s}),
+		connect.WithReadMaxBytes(MaxMessage),
+		connect.WithCompressMinBytes(64 << 10),
+	}
+	mux := http.NewServeMux()
+	mux.Handle(dsecv1connect.NewSandboxServiceHandler(sandboxService{s}, opts...))
+	mux.Handle(dsecv1connect.NewProcessServiceHandler(processService{s}, opts...))
+	mux.Handle(dsecv1connect.NewSessionServiceHandler(sessionService{s}, opts...))
+	mux.Handle(dsecv1connect.NewFileServiceHandler(fileService{s}, opts...))
+	mux.Handle(dsecv1connect.NewLayerServiceHandler(layerService{s}, opts...))
+	mux.Handle(dsecv1connect.NewAdminServiceHandler(adminService{s}, opts...))
+	return typedErrors(bodyDeadlines(mux))
+}
+
+// HTTPServer is an http.Server for h with the limits that keep a slow or
+// oversized client from holding the apiserver: HTTP/1.1 and HTTP/2, the latter
+// also without TLS.
+func HTTPServer(h http.Handler, log *slog.Logger) *http.Server {
+	srv := &http.Server{
+		Handler:           h,
+		ReadHeaderTimeout: 10 * time.Second,
+		IdleTimeout:       2 * time.Minute,
+		MaxHeaderBytes:    MaxHeader,
+		Protocols:         new(http.Protocols),
+		HTTP2:             &http.HTTP2Config{MaxConcurrentStreams: 4096, SendPingTimeout: 30 * time.Second, PingTimeout: 15 * time.Second},
+		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+	}
+	srv.Protocols.SetHTTP1(true)
+	srv.Protocols.SetHTTP2(true)
+	srv.Protocols.SetUnencryptedHTTP2(true)
+	return srv
+}

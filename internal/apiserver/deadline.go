@@ -1,0 +1,112 @@
+package apiserver
+
+import (
+	"encoding/base64"
+	"errors"
+	"io"
+	"net/http"
+	"time"
+
+	"google.golang.org/protobuf/reflect/protoreflect"
+
+	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
+	"github.com/opendsec/dsec/proto/dsec/v1/dsecv1connect"
+)
+
+// How long a client may take: to send the whole body of a call that has one
+// message, and between two reads of an upload. Streams of input have no such
+// bound, because a person may type into them.
+const (
+	unaryBodyTimeout  = 30 * time.Second
+	uploadReadTimeout = 2 * time.Minute
+)
+
+type bodyRule struct {
+	timeout time.Duration
+	each    bool // from each read on, not from the first
+}
+
+// bodyRules is read from the API's descriptors, so that a new route has one.
+var bodyRules = func() map[string]bodyRule {
+	idle := map[string]bool{
+		dsecv1connect.ProcessServiceStreamStdinProcedure: true,
+		dsecv1connect.SessionServiceRunCommandsProcedure: true,
+	}
+	rules := map[string]bodyRule{}
+	for route := range Routes() {
+		switch {
+		case !route.ClientStreaming:
+			rules[route.Procedure] = bodyRule{timeout: unaryBodyTimeout}
+		case !idle[route.Procedure]:
+			rules[route.Procedure] = bodyRule{timeout: uploadReadTimeout, each: true}
+		}
+	}
+	return rules
+}()
+
+// Route is one procedure of the public API.
+type Route struct {
+	Procedure       string
+	ClientStreaming bool
+	ServerStreaming bool
+	Input           protoreflect.MessageDescriptor
+}
+
+// Routes calls yield for every route of the public API, read from its descriptors.
+func Routes() func(yield func(Route) bool) {
+	return func(yield func(Route) bool) {
+		for _, file := range []protoreflect.FileDescriptor{
+			dsecv1.File_dsec_v1_sandbox_proto, dsecv1.File_dsec_v1_process_proto, dsecv1.File_dsec_v1_session_proto,
+			dsecv1.File_dsec_v1_file_proto, dsecv1.File_dsec_v1_layer_proto, dsecv1.File_dsec_v1_admin_proto,
+		} {
+			for i := range file.Services().Len() {
+				svc := file.Services().Get(i)
+				for j := range svc.Methods().Len() {
+					m := svc.Methods().Get(j)
+					if !yield(Route{
+						Procedure:       "/" + string(svc.FullName()) + "/" + string(m.Name()),
+						ClientStreaming: m.IsStreamingClient(),
+						ServerStreaming: m.IsStreamingServer(),
+						Input:           m.Input(),
+					}) {
+						return
+					}
+				}
+			}
+		}
+	}
+}
+
+// bodyDeadlines bounds how long a client may take to send a body. The bound
+// ends with the body: how long a command runs is not the connection's business.
+func bodyDeadlines(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if rule, ok := bodyRules[r.URL.Path]; ok && r.Body != http.NoBody {
+			r.Body = &timedBody{ReadCloser: r.Body, rule: rule, conn: http.NewResponseController(w)}
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+type timedBody struct {
+	io.ReadCloser
+	rule bodyRule
+	conn *http.ResponseController
+	set  bool
+	done bool
+}
+
+func (b *timedBody) Read(p []byte) (int, error) {
+	if !b.done && (!b.set || b.rule.each) {
+		b.set = true
+		_ = b.conn.SetReadDeadline(time.Now().Add(b.rule.timeout))
+	}
+	n, err := b.ReadCloser.Read(p)
+	if errors.Is(err, io.EOF) && !b.done {
+		b.done = true
+		_ = b.conn.SetReadDeadline(time.Time{})
+	}
+	return n, err
+}
+
+func rawBase64(b []byte) string { return base64.RawStdEncoding.EncodeToString(b) }

@@ -1,0 +1,203 @@
+package apiserver
+
+import (
+	"context"
+	"errors"
+	"io"
+
+	"connectrpc.com/connect"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/apierr"
+	"github.com/opendsec/dsec/internal/watcher"
+	"github.com/opendsec/dsec/proto/dsec/v1/dsecv1connect"
+)
+
+// owner finds the edge of a sandbox from its ID. Whether the sandbox is there,
+// and the project's, is the edge's to say.
+func (s *Server) owner(field, sandboxID string) (*watcher.Edge, error) {
+	id, err := dsec.ParseSandboxID(sandboxID)
+	if err != nil {
+		if e := (*dsec.Error)(nil); errors.As(err, &e) {
+			e.Field = field
+		}
+		return nil, err
+	}
+	e, ok := s.edges.Edge(id.Edge())
+	if !ok {
+		return nil, &dsec.Error{Code: dsec.CodeNotFound, Field: field, Message: "no such sandbox"}
+	}
+	return e, nil
+}
+
+// request is msg as a call to an edge. Nothing of the caller's own header goes along.
+func request[T any](ctx context.Context, msg *T) *connect.Request[T] {
+	req := connect.NewRequest(msg)
+	req.Header().Set(projectHeader, principal(ctx).Project)
+	return req
+}
+
+// sandboxRequest is a request that names its sandbox.
+type sandboxRequest[T any] interface {
+	*T
+	GetSandboxId() string
+}
+
+// unary forwards a call that has one request and one answer. client picks the
+// edge's client of the service, and call is the method of that client.
+func unary[C, Req, Res any, P sandboxRequest[Req]](
+	ctx context.Context, s *Server, req *connect.Request[Req],
+	client func(*watcher.Edge) C, call func(C, context.Context, *connect.Request[Req]) (*connect.Response[Res], error),
+) (*connect.Response[Res], error) {
+	edge, err := s.owner("sandbox_id", P(req.Msg).GetSandboxId())
+	if err != nil {
+		return nil, err
+	}
+	return forward(ctx, client(edge), call, req.Msg)
+}
+
+func forward[C, Req, Res any](
+	ctx context.Context, client C, call func(C, context.Context, *connect.Request[Req]) (*connect.Response[Res], error), msg *Req,
+) (*connect.Response[Res], error) {
+	req := request(ctx, msg)
+	res, err := call(client, ctx, req)
+	if err != nil {
+		return nil, fromEdge(err, req.Spec().Procedure)
+	}
+	return connect.NewResponse(res.Msg), nil
+}
+
+// download forwards a call that is answered by a stream. One message is in
+// memory at a time, and a slow reader slows the edge down.
+func download[C, Req, Res any, P sandboxRequest[Req]](
+	ctx context.Context, s *Server, msg *Req, out *connect.ServerStream[Res],
+	client func(*watcher.Edge) C, call func(C, context.Context, *connect.Request[Req]) (*connect.ServerStreamForClient[Res], error),
+) error {
+	edge, err := s.owner("sandbox_id", P(msg).GetSandboxId())
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel() // where the reader is gone, so is the edge's call
+	req := request(ctx, msg)
+	in, err := call(client(edge), ctx, req)
+	if err != nil {
+		return fromEdge(err, req.Spec().Procedure)
+	}
+	defer func() { _ = in.Close() }()
+	for in.Receive() {
+		if err := out.Send(in.Msg()); err != nil {
+			return gone(err)
+		}
+	}
+	if err := in.Err(); err != nil {
+		return fromEdge(err, req.Spec().Procedure)
+	}
+	return nil
+}
+
+func edgeClient(e *watcher.Edge) dsecv1connect.EdgeServiceClient       { return e }
+func processClient(e *watcher.Edge) dsecv1connect.ProcessServiceClient { return e.Process }
+func sessionClient(e *watcher.Edge) dsecv1connect.SessionServiceClient { return e.Session }
+func fileClient(e *watcher.Edge) dsecv1connect.FileServiceClient       { return e.File }
+
+// upload forwards a stream of requests that is answered once. first was
+// already received, and named the edge.
+func upload[Req, Res any](
+	ctx context.Context, in *connect.ClientStream[Req],
+	open func(context.Context) *connect.ClientStreamForClient[Req, Res],
+) (*connect.Response[Res], error) {
+	ctx, cancel := context.WithCancel(ctx)
+	// A stream that the caller broke off must not look complete to the edge:
+	// canceled, it breaks off there as well.
+	defer cancel()
+	out := open(ctx)
+	out.RequestHeader().Set(projectHeader, principal(ctx).Project)
+	for msg := in.Msg(); ; msg = in.Msg() {
+		if err := out.Send(msg); errors.Is(err, io.EOF) {
+			break // the edge has answered already; the answer tells why
+		} else if err != nil {
+			return nil, fromEdge(err, out.Spec().Procedure)
+		}
+		if !in.Receive() {
+			break
+		}
+	}
+	if err := in.Err(); err != nil {
+		return nil, gone(err)
+	}
+	res, err := out.CloseAndReceive()
+	if err != nil {
+		return nil, fromEdge(err, out.Spec().Procedure)
+	}
+	return connect.NewResponse(res.Msg), nil
+}
+
+// first receives the message that opens a stream.
+func first[Req any](in *connect.ClientStream[Req]) (*Req, error) {
+	if in.Receive() {
+		return in.Msg(), nil
+	}
+	if err := in.Err(); err != nil {
+		return nil, gone(err)
+	}
+	return nil, dsec.Invalid("open", "want it in the first message")
+}
+
+// gone is the caller's own stream failing: typed already where the decoder
+// did, and of no interest where the caller went away.
+func gone(err error) error {
+	var e *dsec.Error
+	if errors.As(err, &e) {
+		return e
+	}
+	return &dsec.Error{Code: dsec.CodeOutcomeUnknown, Message: "the caller's stream broke off", Err: err}
+}
+
+// repeatable routes change nothing, or nothing more when called again, so a
+// call that got no answer counts as not done.
+var repeatable = map[string]bool{
+	dsecv1connect.EdgeServiceInfoProcedure:             true,
+	dsecv1connect.EdgeServiceFindRequestProcedure:      true,
+	dsecv1connect.EdgeServiceGetSandboxProcedure:       true,
+	dsecv1connect.EdgeServiceListSandboxesProcedure:    true,
+	dsecv1connect.EdgeServiceKillSandboxProcedure:      true,
+	dsecv1connect.EdgeServiceExtendSandboxProcedure:    true,
+	dsecv1connect.EdgeServiceGetUsageProcedure:         true,
+	dsecv1connect.EdgeServiceDropLayerProcedure:        true,
+	dsecv1connect.EdgeServiceBuildLayerProcedure:       true,
+	dsecv1connect.ProcessServiceAttachProcedure:        true,
+	dsecv1connect.ProcessServiceListProcessesProcedure: true,
+	dsecv1connect.ProcessServiceCloseStdinProcedure:    true,
+	dsecv1connect.ProcessServiceResizeProcedure:        true,
+	dsecv1connect.SessionServiceListSessionsProcedure:  true,
+	dsecv1connect.SessionServiceCloseSessionProcedure:  true,
+	dsecv1connect.FileServiceStatProcedure:             true,
+	dsecv1connect.FileServiceListDirProcedure:          true,
+	dsecv1connect.FileServiceReadProcedure:             true,
+	dsecv1connect.FileServiceDownloadProcedure:         true,
+}
+
+// fromEdge types the failure of a call to an edge: what the edge said, or what
+// it means that it said nothing.
+func fromEdge(err error, procedure string) error {
+	if e, ok := apierr.Decode(err); ok {
+		return e
+	}
+	if errors.Is(err, watcher.ErrDial) {
+		return &dsec.Error{Code: dsec.CodeUnavailable, Message: "the node cannot be reached", Err: err}
+	}
+	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		return &dsec.Error{Code: dsec.CodeOutcomeUnknown, Message: "the call was given up before its end", Err: err}
+	}
+	switch connect.CodeOf(err) {
+	case connect.CodeUnimplemented:
+		return &dsec.Error{Code: dsec.CodeUnsupported, Message: "the node's version does not offer this", Err: err}
+	case connect.CodeInvalidArgument, connect.CodeResourceExhausted, connect.CodeInternal:
+		return &dsec.Error{Code: dsec.CodeInternal, Message: "internal error", Err: err}
+	}
+	if repeatable[procedure] {
+		return &dsec.Error{Code: dsec.CodeUnavailable, Message: "the node did not answer", Err: err}
+	}
+	return &dsec.Error{Code: dsec.CodeOutcomeUnknown, Message: "the node did not answer; the call may have been done", Err: err}
+}

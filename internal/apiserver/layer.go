@@ -1,0 +1,123 @@
+package apiserver
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/watcher"
+	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
+	"github.com/opendsec/dsec/proto/dsec/v1/dsecv1connect"
+)
+
+type layerService struct{ s *Server }
+
+// ImportLayer has one edge build the layer into the store that all share, and
+// then names it.
+func (l layerService) ImportLayer(ctx context.Context, in *connect.ClientStream[dsecv1.ImportLayerRequest]) (*connect.Response[dsecv1.ImportLayerResponse], error) {
+	msg, err := first(in)
+	if err != nil {
+		return nil, err
+	}
+	open := msg.GetOpen()
+	if open == nil {
+		return nil, dsec.Invalid("open", "want it in the first message")
+	}
+	name, err := canonicalName("open.name", open.Name)
+	if err != nil {
+		return nil, err
+	}
+	edge, err := l.builder()
+	if err != nil {
+		return nil, err
+	}
+	names := l.s.layers
+	began, err := names.store.Revision(ctx)
+	if err != nil {
+		return nil, err
+	}
+	res, err := upload(ctx, in, edge.BuildLayer)
+	if err != nil {
+		return nil, err
+	}
+	t, err := tagOf(res.Msg.GetLayer())
+	if err != nil {
+		return nil, err
+	}
+	project := principal(ctx).Project
+	old, had, err := names.tags.Get(project + "/" + name)
+	if err != nil {
+		return nil, err
+	}
+	if err := names.set(ctx, project, name, t, began); err != nil {
+		return nil, err
+	}
+	if had && old.Digest != t.Digest {
+		l.drop(ctx, old.Digest)
+	}
+	return connect.NewResponse(&dsecv1.ImportLayerResponse{Layer: t.message(name), Findings: res.Msg.Findings}), nil
+}
+
+// builder is any edge that answers.
+func (l layerService) builder() (*watcher.Edge, error) {
+	for _, n := range l.s.edges.Nodes() {
+		if e, ok := l.s.edges.Edge(n.ID); ok && n.Healthy && !n.Draining {
+			return e, nil
+		}
+	}
+	return nil, dsec.Errorf(dsec.CodeUnavailable, "no node is ready")
+}
+
+func (l layerService) ListLayers(ctx context.Context, _ *connect.Request[dsecv1.ListLayersRequest]) (*connect.Response[dsecv1.ListLayersResponse], error) {
+	res := &dsecv1.ListLayersResponse{}
+	prefix := principal(ctx).Project + "/"
+	l.s.layers.tags.Range(prefix, func(key string, t tag) bool {
+		res.Layers = append(res.Layers, t.message(strings.TrimPrefix(key, prefix)))
+		return true
+	})
+	return connect.NewResponse(res), nil
+}
+
+// RemoveLayer removes a name, or all of the project's names of a digest.
+func (l layerService) RemoveLayer(ctx context.Context, req *connect.Request[dsecv1.RemoveLayerRequest]) (*connect.Response[dsecv1.RemoveLayerResponse], error) {
+	project, names := principal(ctx).Project, l.s.layers
+	t, err := names.find(project, "name", req.Msg.Name)
+	if err != nil {
+		return nil, err
+	}
+	keys := []string{}
+	if strings.HasPrefix(req.Msg.Name, "sha256:") {
+		keys = names.tags.Keys(t.Digest)
+	} else if name, err := canonicalName("name", req.Msg.Name); err == nil {
+		keys = append(keys, project+"/"+name)
+	}
+	for _, key := range keys {
+		if name, own := strings.CutPrefix(key, project+"/"); own {
+			if err := names.remove(ctx, project, name); err != nil {
+				return nil, err
+			}
+		}
+	}
+	l.drop(ctx, t.Digest)
+	return connect.NewResponse(&dsecv1.RemoveLayerResponse{}), nil
+}
+
+// drop removes a layer that has no name left. Where a sandbox still uses it,
+// or no edge answers, it stays, to be dropped by the next removal of its name.
+func (l layerService) drop(ctx context.Context, digest string) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
+	defer cancel()
+	unnamed, err := l.s.layers.unnamed(ctx, digest)
+	if err == nil && unnamed {
+		var edge *watcher.Edge
+		if edge, err = l.builder(); err == nil {
+			_, err = forward(ctx, edgeClient(edge), dsecv1connect.EdgeServiceClient.DropLayer, &dsecv1.DropLayerRequest{Digest: digest})
+		}
+	}
+	if err != nil {
+		l.s.log.Info("layer without a name stays", "digest", digest, "err", err)
+	}
+}

@@ -1,0 +1,166 @@
+package apiserver
+
+import (
+	"context"
+	"fmt"
+	"regexp"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/store"
+	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
+)
+
+const (
+	tagPrefix     = "tags/"    // <project>/<name>:<tag>
+	droppedPrefix = "dropped/" // <digest>, for as long as an import may take
+	droppedFor    = 24 * time.Hour
+)
+
+// tag is the document of one name: a project's word for a layer, with what
+// the import told of it.
+type tag struct {
+	Digest       string    `json:"digest"`
+	Size         int64     `json:"size"`
+	Files        int64     `json:"files"`
+	Created      time.Time `json:"created"`
+	Source       string    `json:"source"`
+	SourceDigest string    `json:"source_digest"`
+	Env          []string  `json:"env,omitempty"`
+	User         string    `json:"user,omitempty"`
+	Workdir      string    `json:"workdir,omitempty"`
+	Entrypoint   []string  `json:"entrypoint,omitempty"`
+	Cmd          []string  `json:"cmd,omitempty"`
+}
+
+// layerNames is the index of names. A name belongs to one project; a layer is
+// reachable only through a name, so that knowing a digest opens nothing.
+type layerNames struct {
+	store *store.Store
+	tags  *store.Cache[tag]
+}
+
+func openLayerNames(ctx context.Context, s *store.Store) (*layerNames, error) {
+	tags, err := store.NewCache(ctx, s, tagPrefix, func(_ string, t tag) string { return t.Digest })
+	if err != nil {
+		return nil, err
+	}
+	return &layerNames{store: s, tags: tags}, nil
+}
+
+func (l *layerNames) close() { l.tags.Close() }
+
+// A name is a path of components as image references have it, and a tag.
+var (
+	nameForm   = regexp.MustCompile(`^[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*:[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$`)
+	digestForm = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
+)
+
+const maxName = 255
+
+// canonicalName checks a name and adds the tag `latest` where it has none.
+func canonicalName(field, name string) (string, error) {
+	if len(name) <= maxName && !strings.HasPrefix(name, "sha256:") {
+		if i := strings.LastIndexByte(name, ':'); i < 0 {
+			name += ":latest"
+		}
+		if nameForm.MatchString(name) {
+			return name, nil
+		}
+	}
+	return "", dsec.Invalid(field, "want name or name:tag, of at most %d characters: lower-case letters, digits and . _ - / in the name", maxName)
+}
+
+// find returns the layer that a caller of project means by ref, a name or a digest.
+func (l *layerNames) find(project, field, ref string) (tag, error) {
+	missing := &dsec.Error{Code: dsec.CodeNotFound, Field: field, Message: "no such layer; see `dsec layer list`"}
+	if strings.HasPrefix(ref, "sha256:") {
+		if !digestForm.MatchString(ref) {
+			return tag{}, dsec.Invalid(field, "want sha256: and 64 hex digits")
+		}
+		for _, key := range l.tags.Keys(ref) {
+			if strings.HasPrefix(key, project+"/") {
+				if t, ok, err := l.tags.Get(key); err != nil || ok {
+					return t, err
+				}
+			}
+		}
+		return tag{}, missing
+	}
+	name, err := canonicalName(field, ref)
+	if err != nil {
+		return tag{}, err
+	}
+	t, ok, err := l.tags.Get(project + "/" + name)
+	if err != nil {
+		return tag{}, err
+	}
+	if !ok {
+		return tag{}, missing
+	}
+	return t, nil
+}
+
+// set names a layer whose import began at store revision began. It fails where
+// the layer was dropped since: the import may have found it there and not
+// stored it again.
+func (l *layerNames) set(ctx context.Context, project, name string, t tag, began int64) error {
+	rev, err := store.PutIf(ctx, l.store, tagPrefix+project+"/"+name, t, store.UnchangedSince(droppedPrefix+t.Digest, began))
+	if err != nil {
+		if dsec.CodeOf(err) == dsec.CodeConflict {
+			return dsec.Errorf(dsec.CodeUnavailable, "the same layer was being removed; import it again")
+		}
+		return err
+	}
+	return l.tags.Wait(ctx, rev)
+}
+
+func (l *layerNames) remove(ctx context.Context, project, name string) error {
+	rev, err := l.store.Delete(ctx, tagPrefix+project+"/"+name)
+	if err != nil {
+		return err
+	}
+	return l.tags.Wait(ctx, rev)
+}
+
+// unnamed reports whether no project has a name for digest, after marking it
+// as dropped: an import that is under way either named it before the mark, and
+// is seen here, or sees the mark and fails.
+func (l *layerNames) unnamed(ctx context.Context, digest string) (bool, error) {
+	if _, err := store.PutFor(ctx, l.store, droppedPrefix+digest, time.Now().UTC(), droppedFor); err != nil {
+		return false, err
+	}
+	tags, err := store.List[tag](ctx, l.store, tagPrefix)
+	if err != nil {
+		return false, err
+	}
+	for _, t := range tags {
+		if t.Digest == digest {
+			return false, nil
+		}
+	}
+	return true, nil
+}
+
+func tagOf(l *dsecv1.Layer) (tag, error) {
+	if !digestForm.MatchString(l.GetDigest()) {
+		return tag{}, fmt.Errorf("edge answered a build with digest %q", l.GetDigest())
+	}
+	c := l.GetConfig()
+	return tag{
+		Digest: l.Digest, Size: l.Size, Files: l.Files, Created: l.Created.AsTime(),
+		Source: l.Source, SourceDigest: l.SourceDigest,
+		Env: c.GetEnv(), User: c.GetUser(), Workdir: c.GetWorkdir(), Entrypoint: c.GetEntrypoint(), Cmd: c.GetCmd(),
+	}, nil
+}
+
+func (t tag) message(name string) *dsecv1.Layer {
+	return &dsecv1.Layer{
+		Name: name, Digest: t.Digest, Size: t.Size, Files: t.Files, Created: timestamppb.New(t.Created),
+		Source: t.Source, SourceDigest: t.SourceDigest,
+		Config: &dsecv1.LayerConfig{Env: t.Env, User: t.User, Workdir: t.Workdir, Entrypoint: t.Entrypoint, Cmd: t.Cmd},
+	}
+}

@@ -1,0 +1,174 @@
+package apiserver
+
+import (
+	"context"
+	"slices"
+	"sync"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/apierr"
+	"github.com/opendsec/dsec/internal/placement"
+	"github.com/opendsec/dsec/internal/watcher"
+	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
+	"github.com/opendsec/dsec/proto/dsec/v1/dsecv1connect"
+)
+
+// findAtOnce bounds the questions for request ids that one batch asks at once.
+const findAtOnce = 32
+
+// place has each item made by the first edge on its list that takes it. An
+// edge that provably did not accept an item is followed by the next.
+func (s *Server) place(ctx context.Context, items []*dsecv1.CreateSandboxesItem) []*dsecv1.BatchCreateItem {
+	results := make([]*dsecv1.BatchCreateItem, len(items))
+	lists := s.candidates(ctx, items, results)
+	for {
+		at := map[dsec.EdgeID][]int{}
+		for i, list := range lists {
+			if len(list) > 0 {
+				at[list[0]] = append(at[list[0]], i)
+				lists[i] = list[1:]
+			}
+		}
+		if len(at) == 0 {
+			return results
+		}
+		var g errgroup.Group
+		for id, idx := range at {
+			g.Go(func() error {
+				for j, r := range s.createAt(ctx, id, items, idx) {
+					results[idx[j]] = r
+				}
+				return nil
+			})
+		}
+		_ = g.Wait()
+		for i := range lists {
+			if !results[i].GetError().GetDetail().GetRetryable() {
+				lists[i] = nil
+			}
+		}
+	}
+}
+
+// createAt asks one edge for the items with the given indices.
+func (s *Server) createAt(ctx context.Context, id dsec.EdgeID, items []*dsecv1.CreateSandboxesItem, idx []int) []*dsecv1.BatchCreateItem {
+	edge, ok := s.edges.Edge(id)
+	if !ok {
+		return slices.Repeat([]*dsecv1.BatchCreateItem{failed(dsec.Errorf(dsec.CodeUnavailable, "the node is gone"))}, len(idx))
+	}
+	defer edge.Placed(len(idx))()
+	msg := &dsecv1.CreateSandboxesRequest{}
+	for _, i := range idx {
+		msg.Items = append(msg.Items, items[i])
+	}
+	res, err := forward(ctx, edgeClient(edge), dsecv1connect.EdgeServiceClient.CreateSandboxes, msg)
+	if err == nil && len(res.Msg.Items) != len(idx) {
+		err = dsec.Errorf(dsec.CodeOutcomeUnknown, "the node answered only in part")
+	}
+	if err != nil {
+		return slices.Repeat([]*dsecv1.BatchCreateItem{failed(err)}, len(idx))
+	}
+	return res.Msg.Items
+}
+
+// candidates lists the edges to try for each item, best first. An item without
+// any has its error in results.
+func (s *Server) candidates(ctx context.Context, items []*dsecv1.CreateSandboxesItem, results []*dsecv1.BatchCreateItem) [][]dsec.EdgeID {
+	lists := make([][]dsec.EdgeID, len(items))
+	view, rng := s.edges.Nodes(), newRand()
+	var g errgroup.Group
+	g.SetLimit(findAtOnce)
+	var mu sync.Mutex
+	for i, item := range items {
+		kind := dsec.Kind(item.Request.Backend)
+		if item.Request.RequestId != "" {
+			g.Go(func() error {
+				list, err := s.holders(ctx, item.Request.RequestId, kind)
+				mu.Lock()
+				defer mu.Unlock()
+				if err != nil {
+					results[i] = failed(err)
+				}
+				lists[i] = list
+				return nil
+			})
+			continue
+		}
+		list, err := placement.Pick(view, kind, rng)
+		if err != nil {
+			mu.Lock()
+			results[i] = failed(err)
+			mu.Unlock()
+			continue
+		}
+		mu.Lock()
+		lists[i] = list
+		mu.Unlock()
+		for j := range view {
+			if view[j].ID == list[0] {
+				view[j].Sandboxes++
+			}
+		}
+	}
+	_ = g.Wait()
+	return lists
+}
+
+// holders lists the edges that may answer for a request id: the one that holds
+// it, or those that may make the sandbox. Every edge that may hold the key is
+// asked before any makes anything; where one cannot be asked there is no
+// second create, and the caller may try again.
+func (s *Server) holders(ctx context.Context, requestID string, kind dsec.Kind) ([]dsec.EdgeID, error) {
+	var all []dsec.EdgeID
+	for _, e := range s.edges.Edges() {
+		all = append(all, e.ID())
+	}
+	order := placement.Rendezvous(principal(ctx).Project, requestID, all)
+	order = order[:min(len(order), placement.KeyEdges)]
+	switch len(order) {
+	case 0:
+		return nil, dsec.Errorf(dsec.CodeUnavailable, "no node is ready")
+	case 1:
+		return order, nil // which looks for the key itself
+	}
+	for _, id := range order {
+		held, err := s.holds(ctx, id, requestID)
+		if err != nil {
+			return nil, &dsec.Error{Code: dsec.CodeUnavailable, Message: "a node that may hold the request id does not answer", Err: err}
+		}
+		if held {
+			return []dsec.EdgeID{id}, nil
+		}
+	}
+	nodes := s.edges.Nodes()
+	fit := slices.DeleteFunc(slices.Clone(order), func(id dsec.EdgeID) bool {
+		i := slices.IndexFunc(nodes, func(n placement.Node) bool { return n.ID == id })
+		return i < 0 || !nodes[i].Kinds[kind]
+	})
+	if len(fit) == 0 {
+		return nil, &dsec.Error{Code: dsec.CodeUnsupported, Field: "backend", Message: "none of the nodes for this request id offers it"}
+	}
+	return fit, nil
+}
+
+func (s *Server) holds(ctx context.Context, id dsec.EdgeID, requestID string) (bool, error) {
+	edge, ok := s.edges.Edge(id)
+	if !ok {
+		return false, watcher.ErrDial
+	}
+	res, err := forward(ctx, edgeClient(edge), dsecv1connect.EdgeServiceClient.FindRequest, &dsecv1.FindRequestRequest{RequestId: requestID})
+	if err != nil {
+		return false, err
+	}
+	return res.Msg.SandboxId != "", nil
+}
+
+// failed is err as the result of one item.
+func failed(err error) *dsecv1.BatchCreateItem {
+	ce := apierr.Encode(err)
+	return &dsecv1.BatchCreateItem{Result: &dsecv1.BatchCreateItem_Error{Error: &dsecv1.ItemError{
+		Detail: apierr.Detail(apierr.Safe(err)), Message: ce.Message(),
+	}}}
+}

@@ -1,0 +1,282 @@
+// Package watcher keeps the apiserver's view of the edges: where each is
+// reached, whether it answers, what it offers and how full it is. The view is
+// rebuilt from the edges themselves after a restart; the store remembers only
+// which edge was last seen behind which address.
+package watcher
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"connectrpc.com/connect"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/placement"
+	"github.com/opendsec/dsec/internal/store"
+	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
+	"github.com/opendsec/dsec/proto/dsec/v1/dsecv1connect"
+)
+
+// APIVersion is the version of the edge API that this build speaks; it works
+// with the one before, too.
+const APIVersion = 1
+
+const (
+	pollEvery   = time.Second
+	pollTimeout = 2 * time.Second
+	// staleAfter is how long an edge counts as healthy after its last answer.
+	staleAfter = 5 * time.Second
+)
+
+// ErrDial is in the chain of every error of a call whose connection was never
+// made: the edge cannot have seen the request.
+var ErrDial = errors.New("edge cannot be reached")
+
+// Endpoint is one edge's address.
+type Endpoint struct {
+	Name string // unique and lasting: the socket's path, host:port
+	Dial func(ctx context.Context) (net.Conn, error)
+}
+
+// Edge is one edge and the clients that reach it.
+type Edge struct {
+	dsecv1connect.EdgeServiceClient
+	Process dsecv1connect.ProcessServiceClient
+	Session dsecv1connect.SessionServiceClient
+	File    dsecv1connect.FileServiceClient
+
+	endpoint   string
+	transports []*http.Transport
+	pending    atomic.Int64 // creates sent and not answered
+
+	mu     sync.Mutex
+	id     dsec.EdgeID
+	info   *dsecv1.InfoResponse
+	seen   time.Time
+	failed string // the last failure, so that each is logged once
+}
+
+// Watcher follows the edges.
+type Watcher struct {
+	store  *store.Store
+	log    *slog.Logger
+	edges  []*Edge
+	cancel context.CancelFunc
+	done   chan struct{}
+}
+
+const prefix = "edges/"
+
+// New asks every edge once and then follows them until Close.
+func New(ctx context.Context, s *store.Store, endpoints []Endpoint, log *slog.Logger) (*Watcher, error) {
+	known, err := store.List[dsec.EdgeID](ctx, s, prefix)
+	if err != nil {
+		return nil, err
+	}
+	w := &Watcher{store: s, log: log.With("component", "watcher"), done: make(chan struct{})}
+	for _, ep := range endpoints {
+		e := newEdge(ep)
+		e.id = known[ep.Name]
+		w.edges = append(w.edges, e)
+	}
+	w.poll(ctx)
+	run, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	w.cancel = cancel
+	go w.run(run)
+	return w, nil
+}
+
+// Close ends following and closes idle connections.
+func (w *Watcher) Close() {
+	w.cancel()
+	<-w.done
+	for _, e := range w.edges {
+		for _, t := range e.transports {
+			t.CloseIdleConnections()
+		}
+	}
+}
+
+// newEdge makes two transports. HTTP/1.1 with kept connections costs less per
+// call and per byte than HTTP/2 on one connection; only a stream that sends
+// both ways at once needs HTTP/2.
+func newEdge(ep Endpoint) *Edge {
+	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
+		conn, err := ep.Dial(ctx)
+		if err != nil {
+			return nil, fmt.Errorf("%w: %w", ErrDial, err)
+		}
+		return conn, nil
+	}
+	h1 := &http.Transport{
+		DialContext: dial, DisableCompression: true,
+		MaxIdleConnsPerHost: 512, IdleConnTimeout: 30 * time.Second,
+		ReadBufferSize: 16 << 10, WriteBufferSize: 16 << 10,
+	}
+	h2 := &http.Transport{DialContext: dial, DisableCompression: true, Protocols: new(http.Protocols)}
+	h2.Protocols.SetUnencryptedHTTP2(true)
+	one, two := &http.Client{Transport: h1}, &http.Client{Transport: h2}
+	const base = "http://edge"
+	opts := []connect.ClientOption{connect.WithReadMaxBytes(64 << 20), connect.WithAcceptCompression("gzip", nil, nil)}
+	return &Edge{
+		EdgeServiceClient: dsecv1connect.NewEdgeServiceClient(one, base, opts...),
+		Process:           dsecv1connect.NewProcessServiceClient(one, base, opts...),
+		Session:           bidiOver(two, one, base, opts),
+		File:              dsecv1connect.NewFileServiceClient(one, base, opts...),
+		endpoint:          ep.Name,
+		transports:        []*http.Transport{h1, h2},
+	}
+}
+
+// sessions sends RunCommands over HTTP/2 and the rest over HTTP/1.1.
+type sessions struct {
+	dsecv1connect.SessionServiceClient
+	bidi dsecv1connect.SessionServiceClient
+}
+
+func bidiOver(two, one *http.Client, base string, opts []connect.ClientOption) dsecv1connect.SessionServiceClient {
+	return sessions{
+		SessionServiceClient: dsecv1connect.NewSessionServiceClient(one, base, opts...),
+		bidi:                 dsecv1connect.NewSessionServiceClient(two, base, opts...),
+	}
+}
+
+func (s sessions) RunCommands(ctx context.Context) *connect.BidiStreamForClient[dsecv1.RunCommandRequest, dsecv1.ProcessEvent] {
+	return s.bidi.RunCommands(ctx)
+}
+
+// ID is the edge's, empty as long as it never answered.
+func (e *Edge) ID() dsec.EdgeID {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.id
+}
+
+// Placed counts n creates as pending until the returned func is called.
+func (e *Edge) Placed(n int) (done func()) {
+	e.pending.Add(int64(n))
+	return func() { e.pending.Add(-int64(n)) }
+}
+
+func (e *Edge) node() placement.Node {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	n := placement.Node{ID: e.id, Healthy: e.info != nil && time.Since(e.seen) < staleAfter, Kinds: map[dsec.Kind]bool{}}
+	if e.info == nil {
+		return n
+	}
+	n.Draining = e.info.Draining
+	n.Sandboxes, n.Max = e.info.Sandboxes+e.pending.Load(), e.info.MaxSandboxes
+	for _, b := range e.info.Backends {
+		n.Kinds[dsec.Kind(b.Kind)] = b.Available
+	}
+	return n
+}
+
+// Nodes is the view that placement decides on.
+func (w *Watcher) Nodes() []placement.Node {
+	nodes := make([]placement.Node, 0, len(w.edges))
+	for _, e := range w.edges {
+		if n := e.node(); n.ID != "" {
+			nodes = append(nodes, n)
+		}
+	}
+	return nodes
+}
+
+// Edges are those that are known, by ID.
+func (w *Watcher) Edges() []*Edge {
+	edges := slices.DeleteFunc(slices.Clone(w.edges), func(e *Edge) bool { return e.ID() == "" })
+	slices.SortFunc(edges, func(a, b *Edge) int { return cmp.Compare(a.ID(), b.ID()) })
+	return edges
+}
+
+// Edge finds an edge. ok is false where no such edge is known.
+func (w *Watcher) Edge(id dsec.EdgeID) (*Edge, bool) {
+	for _, e := range w.edges {
+		if e.ID() == id {
+			return e, true
+		}
+	}
+	return nil, false
+}
+
+func (w *Watcher) run(ctx context.Context) {
+	defer close(w.done)
+	tick := time.NewTicker(pollEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			w.poll(ctx)
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+func (w *Watcher) poll(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, pollTimeout)
+	defer cancel()
+	var g errgroup.Group
+	for _, e := range w.edges {
+		g.Go(func() error {
+			if err := w.ask(ctx, e); err != nil && ctx.Err() == nil {
+				w.lost(e, err)
+			}
+			return nil
+		})
+	}
+	_ = g.Wait()
+}
+
+func (w *Watcher) ask(ctx context.Context, e *Edge) error {
+	res, err := e.Info(ctx, connect.NewRequest(&dsecv1.InfoRequest{}))
+	if err != nil {
+		return err
+	}
+	info := res.Msg
+	if info.ApiVersion < APIVersion-1 || info.ApiVersion > APIVersion+1 {
+		return fmt.Errorf("speaks version %d of the edge API, want %d", info.ApiVersion, APIVersion)
+	}
+	id, err := dsec.ParseEdgeID(info.EdgeId)
+	if err != nil {
+		return err
+	}
+	e.mu.Lock()
+	known := e.id
+	e.mu.Unlock()
+	if known != id {
+		// Remembered before it is used, so that a key it holds is looked for
+		// there even after a restart that finds it unreachable.
+		if _, err := store.Put(ctx, w.store, prefix+e.endpoint, id); err != nil {
+			return err
+		}
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.failed != "" || e.id != id {
+		w.log.Info("edge answers", "edge", id, "endpoint", e.endpoint)
+	}
+	e.id, e.info, e.seen, e.failed = id, info, time.Now(), ""
+	return nil
+}
+
+func (w *Watcher) lost(e *Edge, err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.failed != err.Error() {
+		w.log.Warn("edge does not answer", "edge", e.id, "endpoint", e.endpoint, "err", err)
+	}
+	e.failed = err.Error()
+}
