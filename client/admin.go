@@ -1,0 +1,123 @@
+package client
+
+import (
+	"context"
+	"io"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/opendsec/dsec"
+	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
+)
+
+// Layer describes an immutable layer that sandboxes are made of.
+type Layer struct {
+	Name         string    `json:"name"`
+	Digest       string    `json:"digest"` // sha256:<hex>
+	Size         int64     `json:"size"`
+	Files        int64     `json:"files"`
+	Created      time.Time `json:"created"`
+	Source       string    `json:"source"` // rootfs, oci-layout or docker-archive
+	SourceDigest string    `json:"source_digest"`
+	// Env, User, Workdir, Entrypoint and Cmd are from the image's
+	// configuration; the first three are defaults of sandboxes made of it.
+	Env        []string `json:"env,omitempty"`
+	User       string   `json:"user,omitempty"`
+	Workdir    string   `json:"workdir,omitempty"`
+	Entrypoint []string `json:"entrypoint,omitempty"`
+	Cmd        []string `json:"cmd,omitempty"`
+}
+
+func layerOf(m *dsecv1.Layer) Layer {
+	c := m.GetConfig()
+	return Layer{
+		Name: m.GetName(), Digest: m.GetDigest(), Size: m.GetSize(), Files: m.GetFiles(), Created: timeOf(m.GetCreated()),
+		Source: m.GetSource(), SourceDigest: m.GetSourceDigest(),
+		Env: c.GetEnv(), User: c.GetUser(), Workdir: c.GetWorkdir(), Entrypoint: c.GetEntrypoint(), Cmd: c.GetCmd(),
+	}
+}
+
+// ImportLayer makes a layer of an archive (a tar of a root file system, plain
+// or compressed with gzip or zstd, an OCI layout or a docker-archive) and
+// names it. sel picks one image of an archive that holds several. findings
+// are remarks on what looked like a secret or an answer.
+func (c *Client) ImportLayer(ctx context.Context, name, sel string, archive io.Reader) (l Layer, findings []string, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream := c.layer.ImportLayer(ctx)
+	open := &dsecv1.ImportLayerRequest{Message: &dsecv1.ImportLayerRequest_Open{Open: &dsecv1.ImportLayerOpen{Name: name, Select: sel}}}
+	res, err := send(c, cancel, stream, open, archive, func(b []byte) *dsecv1.ImportLayerRequest {
+		return &dsecv1.ImportLayerRequest{Message: &dsecv1.ImportLayerRequest_Data{Data: b}}
+	})
+	if err != nil {
+		return Layer{}, nil, err
+	}
+	return layerOf(res.Layer), res.Findings, nil
+}
+
+// Layers lists the project's names of layers.
+func (c *Client) Layers(ctx context.Context) ([]Layer, error) {
+	res, err := call(ctx, c, c.layer.ListLayers, &dsecv1.ListLayersRequest{}, dsec.Retryable)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]Layer, len(res.Layers))
+	for i, l := range res.Layers {
+		out[i] = layerOf(l)
+	}
+	return out, nil
+}
+
+// RemoveLayer removes a name, or all names of a digest; the layer goes once no
+// name and no sandbox uses it.
+func (c *Client) RemoveLayer(ctx context.Context, nameOrDigest string) error {
+	_, err := call(ctx, c, c.layer.RemoveLayer, &dsecv1.RemoveLayerRequest{Name: nameOrDigest}, dsec.Retryable)
+	return err
+}
+
+// Key is an API key without its secret.
+type Key struct {
+	ID      string    `json:"id"`
+	Project string    `json:"project"`
+	Admin   bool      `json:"admin"`
+	Created time.Time `json:"created"`
+	Expires time.Time `json:"expires,omitzero"` // zero: never
+}
+
+func keyOf(m *dsecv1.Key) Key {
+	return Key{ID: m.GetId(), Project: m.GetProject(), Admin: m.GetAdmin(), Created: timeOf(m.GetCreated()), Expires: timeOf(m.GetExpires())}
+}
+
+// CreateKey makes a key for a project, which is made if new. The secret is
+// shown only here. It needs an admin key.
+func (c *Client) CreateKey(ctx context.Context, project string, expires time.Time) (k Key, secret string, err error) {
+	req := &dsecv1.CreateKeyRequest{Project: project}
+	if !expires.IsZero() {
+		req.Expires = timestamppb.New(expires)
+	}
+	res, err := call(ctx, c, c.admin.CreateKey, req, dsec.Retryable)
+	if err != nil {
+		return Key{}, "", err
+	}
+	return keyOf(res.Key), res.Secret, nil
+}
+
+// Keys lists all keys. It needs an admin key.
+func (c *Client) Keys(ctx context.Context) ([]Key, error) {
+	res, err := call(ctx, c, c.admin.ListKeys, &dsecv1.ListKeysRequest{}, dsec.Retryable)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]Key, len(res.Keys))
+	for i, k := range res.Keys {
+		out[i] = keyOf(k)
+	}
+	return out, nil
+}
+
+// RevokeKey ends a key. It needs an admin key, and not this one.
+func (c *Client) RevokeKey(ctx context.Context, id string) error {
+	_, err := call(ctx, c, c.admin.RevokeKey, &dsecv1.RevokeKeyRequest{Id: id}, dsec.Retryable)
+	return err
+}

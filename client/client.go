@@ -1,0 +1,215 @@
+// Package client is the Go SDK of DSec. Commands have the shape of os/exec:
+//
+//	c, err := client.New(client.Options{})         // finds the server and the key by itself
+//	sb, err := c.CreateSandbox(ctx, client.SandboxOptions{Layers: []string{"base"}})
+//	defer sb.Kill(ctx)
+//	out, outcome, err := sb.Command("python3", "-c", "print(6*7)").Output(ctx)
+//
+// An error means that the platform failed, and nothing may be concluded about
+// the command; what the command did is in its [dsec.Outcome]. Every error that
+// the platform reports is a [*dsec.Error], found with errors.As or
+// [dsec.CodeOf]. The client sends a request again only where it was provably
+// not accepted, and never a command.
+//
+// A Client is safe for concurrent use, and so is everything made from it
+// unless its comment says otherwise.
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/proto/dsec/v1/dsecv1connect"
+)
+
+// Defaults of Options.
+const (
+	DefaultURL     = "http://127.0.0.1:7321"
+	DefaultKeyFile = "/var/lib/dsec/admin.key"
+)
+
+// Options say where the server is and who calls. Zero values are found in the
+// environment, and then at the places where `dsec up` puts them.
+type Options struct {
+	// URL of the API: $DSEC_URL, else DefaultURL.
+	URL string
+	// APIKey: $DSEC_API_KEY, else the contents of KeyFile.
+	APIKey string
+	// KeyFile is read where there is no APIKey: $DSEC_KEY_FILE, else DefaultKeyFile.
+	KeyFile string
+	// Attempts is how often a request that was not accepted is sent at most; 0 is 5.
+	Attempts int
+	// TLS transports and proxies are the caller's to configure: where set,
+	// Transport makes all calls. It must speak HTTP/2 for sessions.
+	Transport http.RoundTripper
+}
+
+// Client calls one server.
+type Client struct {
+	url      string
+	attempts int
+	h1, h2   *http.Transport // nil where the caller brought a transport
+
+	sandbox dsecv1connect.SandboxServiceClient
+	process dsecv1connect.ProcessServiceClient
+	session dsecv1connect.SessionServiceClient
+	file    dsecv1connect.FileServiceClient
+	layer   dsecv1connect.LayerServiceClient
+	admin   dsecv1connect.AdminServiceClient
+}
+
+// New makes a client. It makes no call, and its errors are invalid (a URL that
+// is none) or unauthenticated (no key found).
+func New(o Options) (*Client, error) {
+	o.URL = firstOf(o.URL, os.Getenv("DSEC_URL"), DefaultURL)
+	u, err := url.Parse(o.URL)
+	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+		return nil, dsec.Invalid("url", "want http://host:port or https://host:port")
+	}
+	key, err := findKey(o)
+	if err != nil {
+		return nil, err
+	}
+	c := &Client{url: strings.TrimRight(o.URL, "/"), attempts: o.Attempts}
+	if c.attempts <= 0 {
+		c.attempts = 5
+	}
+	one, two := o.Transport, o.Transport
+	if o.Transport == nil {
+		c.h1, c.h2 = transports()
+		one, two = c.h1, c.h2
+	}
+	opts := connect.WithClientOptions(
+		connect.WithInterceptors(keyHeader("Bearer "+key)),
+		connect.WithAcceptCompression("gzip", nil, nil),
+	)
+	calls, streams := &http.Client{Transport: one}, &http.Client{Transport: two}
+	c.sandbox = dsecv1connect.NewSandboxServiceClient(calls, c.url, opts)
+	c.process = dsecv1connect.NewProcessServiceClient(calls, c.url, opts)
+	c.file = dsecv1connect.NewFileServiceClient(calls, c.url, opts)
+	c.layer = dsecv1connect.NewLayerServiceClient(calls, c.url, opts)
+	c.admin = dsecv1connect.NewAdminServiceClient(calls, c.url, opts)
+	c.session = dsecv1connect.NewSessionServiceClient(streams, c.url, opts)
+	return c, nil
+}
+
+// transports: HTTP/1.1 on kept connections costs less per call and per byte;
+// only a session's stream, which sends both ways at once, needs HTTP/2.
+func transports() (h1, h2 *http.Transport) {
+	h1 = &http.Transport{
+		Proxy:               http.ProxyFromEnvironment,
+		DialContext:         (&net.Dialer{Timeout: 10 * time.Second, KeepAlive: 30 * time.Second}).DialContext,
+		MaxIdleConnsPerHost: 256, IdleConnTimeout: 60 * time.Second,
+		DisableCompression: true, Protocols: new(http.Protocols),
+	}
+	h1.Protocols.SetHTTP1(true)
+	h2 = h1.Clone()
+	h2.Protocols = new(http.Protocols)
+	h2.Protocols.SetHTTP2(true)
+	h2.Protocols.SetUnencryptedHTTP2(true)
+	return h1, h2
+}
+
+// Close closes connections that are not in use.
+func (c *Client) Close() {
+	if c.h1 != nil {
+		c.h1.CloseIdleConnections()
+		c.h2.CloseIdleConnections()
+	}
+}
+
+func findKey(o Options) (string, error) {
+	if key := firstOf(o.APIKey, os.Getenv("DSEC_API_KEY")); key != "" {
+		return key, nil
+	}
+	path := firstOf(o.KeyFile, os.Getenv("DSEC_KEY_FILE"), DefaultKeyFile)
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return "", &dsec.Error{
+			Code: dsec.CodeUnauthenticated, Err: err,
+			Message: fmt.Sprintf("no API key: set DSEC_API_KEY, or let this user read %s", path),
+		}
+	}
+	return strings.TrimSpace(string(data)), nil
+}
+
+func firstOf(values ...string) string {
+	for _, v := range values {
+		if v != "" {
+			return v
+		}
+	}
+	return ""
+}
+
+// keyHeader is the interceptor that adds the key to every call.
+type keyHeader string
+
+// WrapUnary implements connect.Interceptor.
+func (k keyHeader) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
+	return func(ctx context.Context, req connect.AnyRequest) (connect.AnyResponse, error) {
+		req.Header().Set("Authorization", string(k))
+		return next(ctx, req)
+	}
+}
+
+// WrapStreamingClient implements connect.Interceptor.
+func (k keyHeader) WrapStreamingClient(next connect.StreamingClientFunc) connect.StreamingClientFunc {
+	return func(ctx context.Context, spec connect.Spec) connect.StreamingClientConn {
+		conn := next(ctx, spec)
+		conn.RequestHeader().Set("Authorization", string(k))
+		return conn
+	}
+}
+
+// WrapStreamingHandler implements connect.Interceptor.
+func (k keyHeader) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
+	return next
+}
+
+// call makes a unary call, and makes it again after a while as long as the
+// server says that it did not accept it.
+func call[Req, Res any](
+	ctx context.Context, c *Client, f func(context.Context, *connect.Request[Req]) (*connect.Response[Res], error), msg *Req, again func(error) bool,
+) (*Res, error) {
+	for attempt := 1; ; attempt++ {
+		req := connect.NewRequest(msg)
+		res, err := f(ctx, req)
+		if err == nil {
+			return res.Msg, nil
+		}
+		err = c.typed(err, req.Spec().Procedure)
+		if attempt >= c.attempts || !again(err) {
+			return nil, err
+		}
+		if werr := pause(ctx, attempt); werr != nil {
+			return nil, errors.Join(err, werr)
+		}
+	}
+}
+
+// never is for calls that must not be made twice.
+func never(error) bool { return false }
+
+func pause(ctx context.Context, attempt int) error {
+	d := 50 * time.Millisecond << min(attempt-1, 6)
+	t := time.NewTimer(d/2 + rand.N(d))
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}

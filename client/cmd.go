@@ -1,0 +1,270 @@
+package client
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"sync"
+	"time"
+	"unicode/utf8"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/opendsec/dsec"
+	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
+	"github.com/opendsec/dsec/proto/dsec/v1/dsecv1connect"
+)
+
+// WindowSize is a terminal's size in characters.
+type WindowSize struct{ Rows, Cols int }
+
+// Cmd is a command to run in a sandbox. Like an exec.Cmd it is used once, and
+// not by several goroutines at once.
+type Cmd struct {
+	// Args are the program and its arguments; they may hold any bytes but NUL.
+	Args []string
+	// Script, in place of Args, is run by bash -c, or sh -c where there is no bash.
+	Script string
+	// Env is added to the sandbox's environment.
+	Env map[string]string
+	// Dir is absolute, or relative to the sandbox's workdir.
+	Dir string
+	// User is name, uid, name:group or uid:gid; empty is the sandbox's user.
+	User string
+	// Timeout ends the command with all its processes, inside the sandbox; the
+	// outcome is then TimedOut. 0 is none.
+	Timeout time.Duration
+	// OutputLimit ends the command at one more byte of output; 0 is the server's.
+	OutputLimit int64
+
+	// Stdin is sent in chunks as the command takes them; nil is no input.
+	Stdin io.Reader
+	// Stdout and Stderr get the output as it comes; nil discards it. With a
+	// PTY all output goes to Stdout.
+	Stdout, Stderr io.Writer
+	// PTY, where not nil, runs the command on a terminal of this size.
+	PTY *WindowSize
+
+	sandbox *Sandbox
+	process *Process
+	cancel  context.CancelFunc
+	events  *connect.ServerStreamForClient[dsecv1.ProcessEvent]
+	stdin   chan error // result of sending Stdin
+}
+
+// Command is a command of the program argv[0] with the rest as arguments.
+func (s *Sandbox) Command(argv ...string) *Cmd { return &Cmd{Args: argv, sandbox: s} }
+
+// Shell is a command that is run by bash -c, or sh -c where there is no bash:
+// not a login shell, and with a status of its own that is fit for rewards.
+func (s *Sandbox) Shell(script string) *Cmd { return &Cmd{Script: script, sandbox: s} }
+
+func (c *Cmd) message() *dsecv1.Command {
+	m := &dsecv1.Command{Shell: c.Script, Env: c.Env, Cwd: c.Dir, User: c.User, OutputLimitBytes: c.OutputLimit}
+	if c.Timeout != 0 {
+		m.Timeout = durationpb.New(c.Timeout)
+	}
+	if c.Script != "" {
+		return m
+	}
+	for _, arg := range c.Args {
+		if !utf8.ValidString(arg) {
+			for _, a := range c.Args {
+				m.RawArgv = append(m.RawArgv, []byte(a))
+			}
+			return m
+		}
+	}
+	m.Argv = c.Args
+	return m
+}
+
+// Run runs the command to its end. Canceling ctx kills it.
+func (c *Cmd) Run(ctx context.Context) (dsec.Outcome, error) {
+	if err := c.Start(ctx); err != nil {
+		return dsec.Outcome{}, err
+	}
+	return c.Wait()
+}
+
+// Output runs the command and returns its standard output, also where the
+// outcome is a timeout or another failure of the command. Where no stream is
+// set it costs one round trip.
+func (c *Cmd) Output(ctx context.Context) ([]byte, dsec.Outcome, error) {
+	if c.Stdin == nil && c.PTY == nil {
+		return c.exec(ctx)
+	}
+	var out bytes.Buffer
+	c.Stdout = &out
+	o, err := c.Run(ctx)
+	return out.Bytes(), o, err
+}
+
+func (c *Cmd) exec(ctx context.Context) ([]byte, dsec.Outcome, error) {
+	res, err := call(ctx, c.sandbox.c, c.sandbox.c.process.Exec, &dsecv1.ExecRequest{
+		SandboxId: string(c.sandbox.id), Command: c.message(),
+	}, never)
+	if err != nil {
+		return nil, dsec.Outcome{}, err
+	}
+	o, ok := outcomeOf(res.Outcome)
+	if !ok {
+		return nil, dsec.Outcome{}, dsec.Errorf(dsec.CodeOutcomeUnknown, "the server told no outcome")
+	}
+	if c.Stderr != nil {
+		if _, err := c.Stderr.Write(res.Stderr); err != nil {
+			return res.Stdout, o, err
+		}
+	}
+	return res.Stdout, o, nil
+}
+
+// Start starts the command and returns once it runs. Wait must be called. The
+// command is killed when ctx is canceled before its end.
+func (c *Cmd) Start(ctx context.Context) error {
+	if c.events != nil {
+		return errors.New("client: Cmd used twice")
+	}
+	ctx, c.cancel = context.WithCancel(ctx)
+	if err := c.start(ctx, false); err != nil {
+		c.cancel()
+		return err
+	}
+	c.stdin = make(chan error, 1)
+	if c.Stdin == nil {
+		c.stdin <- nil
+		return nil
+	}
+	go func() { c.stdin <- c.process.sendStdin(ctx, c.Stdin) }()
+	return nil
+}
+
+// Detach starts the command and leaves it running: it is killed only by
+// Process.Signal, its timeout or the end of the sandbox. Output is kept in a
+// bounded spool, for Process.Attach. Stdin is closed.
+func (c *Cmd) Detach(ctx context.Context) (*Process, error) {
+	ctx, c.cancel = context.WithCancel(ctx)
+	defer c.cancel()
+	if err := c.start(ctx, true); err != nil {
+		return nil, err
+	}
+	return c.process, c.events.Close()
+}
+
+func (c *Cmd) start(ctx context.Context, detach bool) error {
+	req := &dsecv1.StartRequest{
+		SandboxId: string(c.sandbox.id), Command: c.message(), OpenStdin: c.Stdin != nil && !detach, Detach: detach, Pty: c.PTY.message(),
+	}
+	api := c.sandbox.c
+	stream, err := api.process.Start(ctx, connect.NewRequest(req))
+	if err != nil {
+		return api.typed(err, dsecv1connect.ProcessServiceStartProcedure)
+	}
+	c.events = stream
+	for stream.Receive() {
+		if st := stream.Msg().GetStarted(); st != nil {
+			c.process = &Process{sandbox: c.sandbox, ID: st.ProcessId, PID: int(st.Pid)}
+			return nil
+		}
+	}
+	_ = stream.Close()
+	if err := stream.Err(); err != nil {
+		return api.typed(err, dsecv1connect.ProcessServiceStartProcedure)
+	}
+	return dsec.Errorf(dsec.CodeOutcomeUnknown, "the stream ended before the command's start was told")
+}
+
+func (w *WindowSize) message() *dsecv1.TerminalSize {
+	if w == nil {
+		return nil
+	}
+	return &dsecv1.TerminalSize{Rows: uint32(w.Rows), Cols: uint32(w.Cols)}
+}
+
+// Process is the started command's, valid after Start.
+func (c *Cmd) Process() *Process { return c.process }
+
+// Wait copies output until the command ends and returns how it ended. An
+// error means that the end is not known; the command may then go on, and
+// Process.Attach finds it.
+func (c *Cmd) Wait() (dsec.Outcome, error) {
+	defer c.cancel()
+	o, err := c.process.relay(c.events, c.Stdout, c.Stderr, nil)
+	c.cancel() // ends the sending of input that nobody takes any more
+	if serr := <-c.stdin; err == nil && serr != nil && !errors.Is(serr, context.Canceled) && dsec.CodeOf(serr) == dsec.CodeInternal {
+		return o, serr // the caller's own reader failed
+	}
+	return o, err
+}
+
+// Process is a started command, known by its number.
+type Process struct {
+	sandbox *Sandbox
+	ID      uint64
+	PID     int // as seen inside; 0 where not known
+
+	mu sync.Mutex // orders WriteStdin
+}
+
+// Process is a command that was started earlier. It makes no call.
+func (s *Sandbox) Process(id uint64) *Process { return &Process{sandbox: s, ID: id} }
+
+// Gap is output that is lost, because the spool was full and nobody read it.
+type Gap struct{ From, To uint64 }
+
+// Attach copies the output from byte number `from` on, first what the spool
+// holds and then what comes, until the process ends. Closing ctx does not
+// touch the process. gap, where not nil, is told of bytes that are lost.
+func (p *Process) Attach(ctx context.Context, from uint64, stdout, stderr io.Writer, gap func(Gap)) (dsec.Outcome, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	api := p.sandbox.c
+	stream, err := api.process.Attach(ctx, connect.NewRequest(&dsecv1.AttachRequest{
+		SandboxId: string(p.sandbox.id), ProcessId: p.ID, FromSeq: from,
+	}))
+	if err != nil {
+		return dsec.Outcome{}, api.typed(err, dsecv1connect.ProcessServiceAttachProcedure)
+	}
+	return p.relay(stream, stdout, stderr, gap)
+}
+
+func (p *Process) relay(in *connect.ServerStreamForClient[dsecv1.ProcessEvent], stdout, stderr io.Writer, gap func(Gap)) (dsec.Outcome, error) {
+	defer func() { _ = in.Close() }()
+	for in.Receive() {
+		o, ended, err := event(in.Msg(), stdout, stderr, gap)
+		if err != nil || ended {
+			return o, err
+		}
+	}
+	if err := in.Err(); err != nil {
+		return dsec.Outcome{}, p.sandbox.c.typed(err, dsecv1connect.ProcessServiceStartProcedure)
+	}
+	return dsec.Outcome{}, dsec.Errorf(dsec.CodeOutcomeUnknown, "the stream ended before the command did; attach to process %d", p.ID)
+}
+
+// event hands one event on. ended is true for the last one.
+func event(ev *dsecv1.ProcessEvent, stdout, stderr io.Writer, gap func(Gap)) (o dsec.Outcome, ended bool, err error) {
+	switch ev := ev.GetEvent().(type) {
+	case *dsecv1.ProcessEvent_Output:
+		w := stdout
+		if ev.Output.Stream == dsecv1.Stream_STREAM_STDERR {
+			w = stderr
+		}
+		if w != nil {
+			_, err = w.Write(ev.Output.Data)
+		}
+	case *dsecv1.ProcessEvent_Gap:
+		if gap != nil {
+			gap(Gap{ev.Gap.From, ev.Gap.To})
+		}
+	case *dsecv1.ProcessEvent_Exited:
+		var ok bool
+		if o, ok = outcomeOf(ev.Exited.Outcome); !ok {
+			err = dsec.Errorf(dsec.CodeOutcomeUnknown, "the server told no outcome")
+		}
+		ended = true
+	}
+	return o, ended, err
+}

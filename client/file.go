@@ -1,0 +1,252 @@
+package client
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"io/fs"
+	"iter"
+	"time"
+	"unicode/utf8"
+
+	"connectrpc.com/connect"
+
+	"github.com/opendsec/dsec"
+	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
+	"github.com/opendsec/dsec/proto/dsec/v1/dsecv1connect"
+)
+
+// FileInfo describes a file of a sandbox. Names may hold any bytes but NUL and /.
+type FileInfo struct {
+	Name string
+	// Type is file, dir, symlink, fifo, socket, char or block.
+	Type     string
+	Size     int64
+	Mode     uint32 // 07777 bits
+	UID, GID uint32 // as seen inside
+	Modified time.Time
+	Target   string // of a symlink
+}
+
+// IsDir reports whether it is a directory.
+func (f FileInfo) IsDir() bool { return f.Type == "dir" }
+
+func pathOf(name string) *dsecv1.Path {
+	if utf8.ValidString(name) {
+		return &dsecv1.Path{Path: name}
+	}
+	return &dsecv1.Path{Raw: []byte(name)}
+}
+
+func fileInfoOf(e *dsecv1.Entry) FileInfo {
+	name := e.GetName()
+	if raw := e.GetRawName(); len(raw) > 0 {
+		name = string(raw)
+	}
+	return FileInfo{
+		Name: name, Type: e.GetType(), Size: e.GetSize(), Mode: e.GetMode(), UID: e.GetUid(), GID: e.GetGid(),
+		Modified: timeOf(e.GetModified()), Target: string(e.GetLinkTarget()),
+	}
+}
+
+// Stat describes the file at path, and where it is a symlink its target.
+func (s *Sandbox) Stat(ctx context.Context, path string) (FileInfo, error) {
+	return s.stat(ctx, path, true)
+}
+
+// Lstat is Stat without following a symlink in the last place.
+func (s *Sandbox) Lstat(ctx context.Context, path string) (FileInfo, error) {
+	return s.stat(ctx, path, false)
+}
+
+func (s *Sandbox) stat(ctx context.Context, path string, follow bool) (FileInfo, error) {
+	res, err := call(ctx, s.c, s.c.file.Stat, &dsecv1.StatRequest{SandboxId: string(s.id), Path: pathOf(path), Follow: follow}, dsec.Retryable)
+	if err != nil {
+		return FileInfo{}, err
+	}
+	return fileInfoOf(res.Entry), nil
+}
+
+// ReadDir lists a directory, sorted by the bytes of the names. An error ends the list.
+func (s *Sandbox) ReadDir(ctx context.Context, path string) iter.Seq2[FileInfo, error] {
+	return func(yield func(FileInfo, error) bool) {
+		req := &dsecv1.ListDirRequest{SandboxId: string(s.id), Path: pathOf(path)}
+		for {
+			res, err := call(ctx, s.c, s.c.file.ListDir, req, dsec.Retryable)
+			if err != nil {
+				yield(FileInfo{}, err)
+				return
+			}
+			for _, e := range res.Entries {
+				f := fileInfoOf(e)
+				req.After = []byte(f.Name)
+				if !yield(f, nil) {
+					return
+				}
+			}
+			if !res.More || len(res.Entries) == 0 {
+				return
+			}
+		}
+	}
+}
+
+// Mkdir makes a directory; with parents also missing parents, and it is then
+// no error where it is there already.
+func (s *Sandbox) Mkdir(ctx context.Context, path string, mode fs.FileMode, parents bool) error {
+	_, err := call(ctx, s.c, s.c.file.Mkdir, &dsecv1.MkdirRequest{
+		SandboxId: string(s.id), Path: pathOf(path), Mode: uint32(mode.Perm()), Parents: parents,
+	}, dsec.Retryable)
+	return err
+}
+
+// Rename moves a file, replacing what is at the new place as rename(2) does.
+func (s *Sandbox) Rename(ctx context.Context, from, to string) error {
+	_, err := call(ctx, s.c, s.c.file.Rename, &dsecv1.RenameRequest{SandboxId: string(s.id), From: pathOf(from), To: pathOf(to)}, dsec.Retryable)
+	return err
+}
+
+// Remove removes a file or an empty directory; with recursive all that is below it.
+func (s *Sandbox) Remove(ctx context.Context, path string, recursive bool) error {
+	_, err := call(ctx, s.c, s.c.file.Remove, &dsecv1.RemoveRequest{SandboxId: string(s.id), Path: pathOf(path), Recursive: recursive}, dsec.Retryable)
+	return err
+}
+
+// Read copies a regular file to w, from offset on, length bytes or to the end
+// where length is 0.
+func (s *Sandbox) Read(ctx context.Context, path string, offset, length int64, w io.Writer) (int64, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := s.c.file.Read(ctx, connect.NewRequest(&dsecv1.ReadRequest{SandboxId: string(s.id), Path: pathOf(path), Offset: offset, Length: length}))
+	return s.c.receive(stream, err, w, dsecv1connect.FileServiceReadProcedure)
+}
+
+// ReadFile returns a whole file.
+func (s *Sandbox) ReadFile(ctx context.Context, path string) ([]byte, error) {
+	var b bytes.Buffer
+	_, err := s.Read(ctx, path, 0, 0, &b)
+	return b.Bytes(), err
+}
+
+// Download copies a tar of a file or a directory to w.
+func (s *Sandbox) Download(ctx context.Context, path string, w io.Writer) (int64, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := s.c.file.Download(ctx, connect.NewRequest(&dsecv1.DownloadRequest{SandboxId: string(s.id), Path: pathOf(path)}))
+	return s.c.receive(stream, err, w, dsecv1connect.FileServiceDownloadProcedure)
+}
+
+func (c *Client) receive(stream *connect.ServerStreamForClient[dsecv1.FileChunk], err error, w io.Writer, procedure string) (n int64, _ error) {
+	if err != nil {
+		return 0, c.typed(err, procedure)
+	}
+	defer func() { _ = stream.Close() }()
+	for stream.Receive() {
+		m, err := w.Write(stream.Msg().Data)
+		n += int64(m)
+		if err != nil {
+			return n, err
+		}
+	}
+	if err := stream.Err(); err != nil {
+		return n, c.typed(err, procedure)
+	}
+	return n, nil
+}
+
+// WriteOptions say how a file is written.
+type WriteOptions struct {
+	// Mode 0 is that of the file replaced, or 0644.
+	Mode fs.FileMode
+	// User owns a new file; empty is the sandbox's user.
+	User   string
+	Append bool
+}
+
+// Write replaces the file at path by what r holds, atomically: until r has
+// ended without an error the old one stays. Missing parents are made.
+func (s *Sandbox) Write(ctx context.Context, path string, r io.Reader, o WriteOptions) (int64, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream := s.c.file.Write(ctx)
+	open := &dsecv1.WriteRequest{Message: &dsecv1.WriteRequest_Open{Open: &dsecv1.WriteOpen{
+		SandboxId: string(s.id), Path: pathOf(path), Mode: unixMode(o.Mode), User: o.User, Append: o.Append,
+	}}}
+	res, err := send(s.c, cancel, stream, open, r, func(b []byte) *dsecv1.WriteRequest {
+		return &dsecv1.WriteRequest{Message: &dsecv1.WriteRequest_Data{Data: b}}
+	})
+	if err != nil {
+		return 0, err
+	}
+	return res.Size, nil
+}
+
+// WriteFile is Write of a slice.
+func (s *Sandbox) WriteFile(ctx context.Context, path string, data []byte, mode fs.FileMode) error {
+	_, err := s.Write(ctx, path, bytes.NewReader(data), WriteOptions{Mode: mode})
+	return err
+}
+
+// Uploaded counts what an upload made.
+type Uploaded struct{ Entries, Bytes int64 }
+
+// Upload unpacks a tar below the directory path, which is made if missing.
+// user owns all entries; empty is as in the tar.
+func (s *Sandbox) Upload(ctx context.Context, path string, tar io.Reader, user string) (Uploaded, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream := s.c.file.Upload(ctx)
+	open := &dsecv1.UploadRequest{Message: &dsecv1.UploadRequest_Open{Open: &dsecv1.UploadOpen{SandboxId: string(s.id), Path: pathOf(path), User: user}}}
+	res, err := send(s.c, cancel, stream, open, tar, func(b []byte) *dsecv1.UploadRequest {
+		return &dsecv1.UploadRequest{Message: &dsecv1.UploadRequest_Data{Data: b}}
+	})
+	if err != nil {
+		return Uploaded{}, err
+	}
+	return Uploaded{res.Entries, res.Bytes}, nil
+}
+
+// send streams open and then r in chunks. A reader that fails cancels the
+// call, so that a part never looks like the whole.
+func send[Req, Res any](
+	c *Client, cancel context.CancelFunc, stream *connect.ClientStreamForClient[Req, Res], open *Req, r io.Reader, data func([]byte) *Req,
+) (*Res, error) {
+	procedure := stream.Spec().Procedure
+	err := stream.Send(open)
+	buf := make([]byte, chunk)
+	for err == nil {
+		n, rerr := io.ReadFull(r, buf)
+		if n > 0 {
+			err = stream.Send(data(buf[:n]))
+		}
+		if errors.Is(rerr, io.EOF) || errors.Is(rerr, io.ErrUnexpectedEOF) {
+			break
+		} else if rerr != nil {
+			cancel()
+			_, _ = stream.CloseAndReceive()
+			return nil, rerr
+		}
+	}
+	if err != nil && !errors.Is(err, io.EOF) { // EOF: the server has answered already
+		cancel()
+		_, _ = stream.CloseAndReceive()
+		return nil, c.typed(err, procedure)
+	}
+	res, err := stream.CloseAndReceive()
+	if err != nil {
+		return nil, c.typed(err, procedure)
+	}
+	return res.Msg, nil
+}
+
+// unixMode is mode as stat(2) has it.
+func unixMode(mode fs.FileMode) uint32 {
+	m := uint32(mode.Perm())
+	for bit, unix := range map[fs.FileMode]uint32{fs.ModeSetuid: 0o4000, fs.ModeSetgid: 0o2000, fs.ModeSticky: 0o1000} {
+		if mode&bit != 0 {
+			m |= unix
+		}
+	}
+	return m
+}
