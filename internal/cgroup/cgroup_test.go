@@ -1,0 +1,527 @@
+package cgroup
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/testutil"
+)
+
+// The test binary is also what runs in the groups: see helpers.
+func TestMain(m *testing.M) {
+	if f, ok := helpers[os.Getenv("CGROUP_TEST_HELPER")]; ok {
+		f()
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+var helpers = map[string]func(){
+	// eat takes memory until the kernel ends it.
+	"eat": func() {
+		for {
+			b := make([]byte, 1<<20)
+			for i := 0; i < len(b); i += 4096 {
+				b[i] = 1
+			}
+			eaten = append(eaten, b)
+		}
+	},
+	// clone starts /bin/true in the group on descriptor 3, with the rights of
+	// whoever runs it.
+	"clone": func() {
+		cmd := exec.Command("/bin/true")
+		cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: 3}
+		if err := cmd.Run(); err != nil {
+			fmt.Println(err)
+			os.Exit(1)
+		}
+	},
+}
+
+var eaten [][]byte
+
+func helper(name string) *exec.Cmd {
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), "CGROUP_TEST_HELPER="+name)
+	return cmd
+}
+
+const (
+	idA = dsec.SandboxID("aaaaabbbbbbbbbbbbbbbbbbbb")
+	idB = dsec.SandboxID("aaaaacccccccccccccccccccc")
+)
+
+var small = dsec.Limits{MilliCPU: 2000, MemoryBytes: 64 << 20, Pids: 32}
+
+func openTree(t testing.TB, pool int) *Tree {
+	t.Helper()
+	testutil.Require(t, testutil.Root)
+	name := testutil.Name(t)
+	testutil.Ledger(t, name)
+	tree, err := Open(Options{Name: name, Pool: pool, Log: testutil.Logger(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := tree.Close(); err != nil {
+			t.Error(err)
+		}
+		if err := tree.Destroy(); err != nil {
+			t.Error(err)
+		}
+	})
+	return tree
+}
+
+func create(t testing.TB, tree *Tree, id dsec.SandboxID, limits dsec.Limits) *Group {
+	t.Helper()
+	g, err := tree.Create(context.Background(), id, -1, limits)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := g.Remove(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	return g
+}
+
+func command(t testing.TB, g *Group) *CommandGroup {
+	t.Helper()
+	c, err := g.AddCommandGroup()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// in makes cmd run in a command group, as chronus does: cloned into the v2
+// directory, then joined to the rest by a single-threaded child before it execs.
+func in(c *CommandGroup, cmd *exec.Cmd) *exec.Cmd {
+	join := "for fd do case $fd in --) shift; break;; esac; echo 0 >&$fd || exit 99; shift; done; exec \"$@\""
+	args := []string{"sh", "-c", join, "join"}
+	for i, fd := range c.Join {
+		args = append(args, strconv.Itoa(3+i))
+		dup, _ := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+		cmd.ExtraFiles = append(cmd.ExtraFiles, os.NewFile(uintptr(dup), "join"))
+	}
+	self, _ := os.Executable()
+	if cmd.Path == "/proc/self/exe" {
+		cmd.Path = self
+	}
+	cmd.Args = append(append(args, "--", cmd.Path), cmd.Args[1:]...)
+	cmd.Path = "/bin/sh"
+	cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: c.Dir}
+	return cmd
+}
+
+// start runs cmd until the end of the test, or until something kills it.
+func start(t testing.TB, cmd *exec.Cmd) *exec.Cmd {
+	t.Helper()
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range cmd.ExtraFiles {
+		_ = f.Close()
+	}
+	t.Cleanup(func() {
+		if cmd.ProcessState == nil {
+			_ = cmd.Process.Kill()
+			_ = cmd.Wait()
+		}
+	})
+	return cmd
+}
+
+// chronus runs a process where chronus lives: in the group, outside its limits.
+func chronus(t testing.TB, g *Group, script string) *exec.Cmd {
+	t.Helper()
+	fd, err := g.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	cmd := exec.Command("/bin/sh", "-c", script)
+	cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: fd}
+	return start(t, cmd)
+}
+
+func oomKills(t testing.TB, c *CommandGroup) int64 {
+	t.Helper()
+	b := make([]byte, 4096)
+	n, err := unix.Pread(c.OOM, b, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	kills, ok := lookup(b[:n], "oom_kill")
+	if !ok {
+		t.Fatalf("no oom_kill in %q", b[:n])
+	}
+	return kills
+}
+
+func TestOOMIsToldForItsCommandAndSparesTheRest(t *testing.T) {
+	tree := openTree(t, 0)
+	g := create(t, tree, idA, small)
+	init := chronus(t, g, "sleep 1000")
+	quiet, hungry := command(t, g), command(t, g)
+	neighbour := start(t, in(quiet, exec.Command("/bin/sleep", "1000")))
+
+	err := start(t, in(hungry, helper("eat"))).Wait()
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
+		t.Fatalf("the command ended with %v, want killed", err)
+	}
+	if n := oomKills(t, hungry); n < 1 {
+		t.Errorf("%d OOM kills in the command's group, want 1 or more", n)
+	}
+	if n := oomKills(t, quiet); n != 0 {
+		t.Errorf("%d OOM kills in another command's group, want 0", n)
+	}
+	for name, cmd := range map[string]*exec.Cmd{"chronus": init, "another command": neighbour} {
+		if err := cmd.Process.Signal(syscall.Signal(0)); err != nil {
+			t.Errorf("%s: %v, want alive", name, err)
+		}
+	}
+	u, err := g.Usage()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if u.OOMKills < 1 || u.MemoryPeak < small.MemoryBytes*9/10 || u.MemoryPeak > small.MemoryBytes || u.MemoryLimit != small.MemoryBytes {
+		t.Errorf("usage %+v after an OOM at %d", u, small.MemoryBytes)
+	}
+}
+
+func TestPidsLimitStopsForksOfCommandsAlone(t *testing.T) {
+	tree := openTree(t, 0)
+	limits := small
+	limits.Pids = 8
+	g := create(t, tree, idA, limits)
+	forks := "i=0; while [ $i -lt 20 ]; do sleep 1000 & i=$((i+1)); done; echo forked; wait"
+
+	// Its children live on and hold the output: a file, which is not waited for.
+	file, err := os.Create(filepath.Join(testutil.Dir(t), "out"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	cmd := in(command(t, g), exec.Command("/bin/sh", "-c", forks))
+	cmd.Stdout, cmd.Stderr = file, file
+	err = start(t, cmd).Wait()
+	out, _ := os.ReadFile(file.Name())
+	if err == nil || !strings.Contains(string(out), "fork") || strings.Contains(string(out), "forked") {
+		t.Errorf("20 forks at a limit of 8: %v, %q; want a refused fork", err, out)
+	}
+	if u, err := g.Usage(); err != nil || u.Pids > 8 {
+		t.Errorf("usage %+v, %v; want at most 8 processes", u, err)
+	}
+	// The same forks from where chronus is, with the limit used up, go through.
+	fd, err := g.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	cmd = exec.Command("/bin/sh", "-c", forks)
+	cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: fd}
+	pipe, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	start(t, cmd)
+	if line, err := bufio.NewReader(pipe).ReadString('\n'); line != "forked\n" {
+		t.Errorf("forks outside the limit: %q, %v", line, err)
+	}
+	if err := g.Kill(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestCPUQuotaThrottles(t *testing.T) {
+	tree := openTree(t, 0)
+	limits := small
+	limits.MilliCPU = 100
+	g := create(t, tree, idA, limits)
+	start(t, in(command(t, g), exec.Command("/bin/sh", "-c", "while :; do :; done")))
+	testutil.WaitFor(t, 20*time.Second, "throttling", func() error {
+		u, err := g.Usage()
+		if err == nil && (u.CPUThrottled == 0 || u.CPU == 0) {
+			err = fmt.Errorf("usage %+v", u)
+		}
+		return err
+	})
+}
+
+func TestKillGetsEveryDescendantOfOneCommandOrOfAll(t *testing.T) {
+	tree := openTree(t, 0)
+	g := create(t, tree, idA, small)
+	init := chronus(t, g, "sleep 1000")
+	one, two := command(t, g), command(t, g)
+	tree1 := "for i in 1 2 3; do setsid sh -c 'sleep 1000 & sleep 1000' & done; echo up; wait"
+	cmd := in(one, exec.Command("/bin/sh", "-c", tree1))
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	start(t, cmd)
+	if _, err := io.ReadFull(out, make([]byte, 3)); err != nil {
+		t.Fatal(err)
+	}
+	start(t, in(two, exec.Command("/bin/sleep", "1000")))
+
+	if _, err := unix.Write(one.Kill, []byte("1")); err != nil {
+		t.Fatal(err)
+	}
+	populated := func(c *CommandGroup) bool {
+		b := make([]byte, 256)
+		n, err := unix.Pread(c.Events, b, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		v, _ := lookup(b[:n], "populated")
+		return v != 0
+	}
+	testutil.WaitFor(t, 10*time.Second, "the command's end", func() error {
+		if populated(one) {
+			return errors.New("still populated")
+		}
+		return nil
+	})
+	if !populated(two) {
+		t.Error("the other command was killed too")
+	}
+	if err := init.Process.Signal(syscall.Signal(0)); err != nil {
+		t.Errorf("chronus: %v, want alive", err)
+	}
+	if err := g.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	testutil.WaitFor(t, 10*time.Second, "the sandbox's end", func() error {
+		if p, err := g.Populated(); p || err != nil {
+			return fmt.Errorf("populated: %v, %v", p, err)
+		}
+		return nil
+	})
+}
+
+func TestRemoveKillsAndMayBeRepeated(t *testing.T) {
+	tree := openTree(t, 0)
+	g := create(t, tree, idA, small)
+	chronus(t, g, "sleep 1000")
+	start(t, in(command(t, g), exec.Command("/bin/sleep", "1000")))
+	for range 2 {
+		if err := g.Remove(context.Background()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := g.AddCommandGroup(); err == nil || dsec.CodeOf(err) != dsec.CodeLost {
+		t.Errorf("AddCommandGroup after Remove: %v, want lost", err)
+	}
+	if _, err := tree.Recover(idA, -1, small); err == nil || dsec.CodeOf(err) != dsec.CodeLost {
+		t.Errorf("Recover after Remove: %v, want lost", err)
+	}
+	if err := g.Kill(); err != nil {
+		t.Errorf("Kill after Remove: %v", err)
+	}
+}
+
+func TestAnotherTreeTakesOverAndSweepsTheRest(t *testing.T) {
+	tree := openTree(t, 2)
+	kept, lost := create(t, tree, idA, small), create(t, tree, idB, small)
+	command(t, kept)
+	command(t, lost)
+	survivor := chronus(t, kept, "sleep 1000")
+	victim := chronus(t, lost, "sleep 1000")
+	if g, err := tree.Acquire(context.Background(), -1); err != nil { // never claimed
+		t.Fatal(err)
+	} else {
+		chronus(t, g, "sleep 1000")
+	}
+	// What a crash in the middle of a removal leaves: a v1 part alone.
+	torn := tree.prefix + randomName(8)
+	if fd := tree.memory(); fd >= 0 {
+		if err := unix.Mkdirat(fd, torn, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	// A crash: nothing of tree is closed, and an edge of the same name starts.
+	next, err := Open(Options{Name: tree.opts.Name, Log: testutil.Logger(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer next.Close()
+	g, err := next.Recover(idA, -1, small)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if g.Name() != kept.Name() || g.CommandGroups() != 1 {
+		t.Errorf("recovered %s with %d command groups, want %s with 1", g.Name(), g.CommandGroups(), kept.Name())
+	}
+	for range 2 {
+		if err := next.Sweep(context.Background(), map[dsec.SandboxID]bool{idA: true}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := victim.Wait(); err == nil {
+		t.Error("a process of a swept sandbox ended by itself")
+	}
+	if err := survivor.Process.Signal(syscall.Signal(0)); err != nil {
+		t.Errorf("a process of a kept sandbox: %v", err)
+	}
+	if names, err := next.names(); err != nil || len(names) != 1 || names[0] != kept.Name() {
+		// The first tree's pool may have made one more meanwhile.
+		for _, n := range names {
+			if n != kept.Name() && next.claimant(n) != "" {
+				t.Errorf("left: %v, %v; want %s", names, err, kept.Name())
+			}
+		}
+	}
+	if _, err := next.Attach(lost.Name(), idB, -1, small); err == nil || dsec.CodeOf(err) != dsec.CodeLost {
+		t.Errorf("Attach to a swept group: %v, want lost", err)
+	}
+	command(t, g)
+}
+
+func TestOneGroupIsOneSandbox(t *testing.T) {
+	g := create(t, openTree(t, 0), idA, small)
+	if err := g.Claim(idB, small); err == nil || dsec.CodeOf(err) != dsec.CodeConflict {
+		t.Errorf("second claim: %v, want conflict", err)
+	}
+	if g.ID() != idA {
+		t.Errorf("owner %s, want %s", g.ID(), idA)
+	}
+}
+
+func TestLimitsGoUpAndDown(t *testing.T) {
+	g := create(t, openTree(t, 1), idA, small)
+	for _, bytes := range []int64{256 << 20, 32 << 20, 0, 64 << 20} {
+		if err := g.SetLimits(dsec.Limits{MemoryBytes: bytes}); err != nil {
+			t.Errorf("memory limit %d: %v", bytes, err)
+		}
+	}
+	if err := g.SetLimits(dsec.Limits{Pids: -1}); err == nil || dsec.CodeOf(err) != dsec.CodeInvalid {
+		t.Errorf("negative limit: %v, want invalid", err)
+	}
+}
+
+func TestCommandGroupsAreBounded(t *testing.T) {
+	g := create(t, openTree(t, 0), idA, small)
+	for n := range maxCommands {
+		c, err := g.AddCommandGroup()
+		if err != nil {
+			t.Fatalf("number %d: %v", n, err)
+		}
+		_ = c.Close()
+	}
+	if _, err := g.AddCommandGroup(); err == nil || dsec.CodeOf(err) != dsec.CodeExhausted {
+		t.Errorf("one too many: %v, want exhausted", err)
+	}
+}
+
+// A process without privilege, in the group, may clone into a command group if
+// it is the owner, and only then.
+func TestOwnerClonesIntoACommandGroup(t *testing.T) {
+	const owner = 231072
+	tree := openTree(t, 0)
+	if !tree.into {
+		t.Skip("the v2 hierarchy is mounted with nsdelegate")
+	}
+	exe := filepath.Join(testutil.Dir(t), "helper") // where the owner can read it
+	if err := os.Chmod(filepath.Dir(exe), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := os.ReadFile(self)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(exe, b, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for id, test := range map[dsec.SandboxID]struct {
+		owner int
+		want  bool
+	}{idA: {owner, true}, idB: {owner + 1, false}} {
+		g, err := tree.Create(context.Background(), id, test.owner, small)
+		if err != nil {
+			t.Fatal(err)
+		}
+		home, err := g.Open()
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := command(t, g)
+		cmd := helper("clone")
+		cmd.Path, cmd.Dir = exe, "/"
+		cmd.SysProcAttr = &syscall.SysProcAttr{
+			UseCgroupFD: true, CgroupFD: home,
+			Credential: &syscall.Credential{Uid: owner, Gid: owner},
+		}
+		dup, err := unix.Dup(c.Dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cmd.ExtraFiles = []*os.File{os.NewFile(uintptr(dup), "dir")}
+		out, err := cmd.CombinedOutput()
+		if (err == nil) != test.want {
+			t.Errorf("owner %d of the group, %d of the process: %v %s", test.owner, owner, err, out)
+		}
+		_, _ = unix.Close(home), cmd.ExtraFiles[0].Close()
+		if err := g.Remove(context.Background()); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func BenchmarkGroup(b *testing.B) {
+	tree := openTree(b, 0)
+	step := func(name string, f func(), before, after func()) {
+		b.Run(name, func(b *testing.B) {
+			for b.Loop() {
+				b.StopTimer()
+				before()
+				b.StartTimer()
+				f()
+				b.StopTimer()
+				after()
+				b.StartTimer()
+			}
+		})
+	}
+	runtime.GC()
+	var g *Group
+	var c *CommandGroup
+	acquire := func() { g, _ = tree.Acquire(context.Background(), 100000) }
+	remove := func() {
+		if err := g.Remove(context.Background()); err != nil {
+			b.Fatal(err)
+		}
+	}
+	none := func() {}
+	step("acquire", acquire, none, remove)
+	step("claim", func() { _ = g.Claim(idA, small) }, acquire, remove)
+	step("command", func() { c, _ = g.AddCommandGroup() }, acquire, func() { _ = c.Close(); remove() })
+	step("usage", func() { _, _ = g.Usage() }, func() { acquire(); c, _ = g.AddCommandGroup() }, func() { _ = c.Close(); remove() })
+	step("remove", remove, func() { acquire(); c, _ = g.AddCommandGroup(); _ = c.Close() }, none)
+}
