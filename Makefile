@@ -1,0 +1,98 @@
+# dsec: `make` alone prints what there is. On a fresh Debian 12 machine, as
+# root, `make demo` and `make test` each do all they need, setup included.
+
+SHELL        := /bin/bash
+.SHELLFLAGS  := -euo pipefail -c
+MAKEFLAGS    += --no-builtin-rules
+# What scripts/setup fetched wins over nothing only: a Go in PATH is used as it is.
+export PATH  := $(PATH):$(CURDIR)/.toolchain/bin
+
+GO           ?= go
+PY           := .venv/bin/python
+VERSION      ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo 0.1.0)
+LDFLAGS      := -s -w -X main.version=$(VERSION)
+# Where each test target leaves what a failed run is judged by.
+OUT          := build/test
+# .ci/run sets it: the only tests that may be skipped there.
+SKIPS        ?=
+TESTSUM      := $(OUT)/testsum $(if $(SKIPS),-skips $(SKIPS))
+# Root tests change the machine's kernel state, so one package at a time.
+ROOT_PKGS     = $(shell grep -rl --include='*_test.go' 'testutil\.Root\b' cmd internal test 2>/dev/null | xargs -rn1 dirname | sort -u | sed 's|^|./|')
+CRASH_PKGS    = $(shell grep -rl --include='*_test.go' '^func TestCrash' cmd internal test 2>/dev/null | xargs -rn1 dirname | sort -u | sed 's|^|./|')
+FUZZTIME     ?= 30s
+
+.DEFAULT_GOAL := help
+.PHONY: help setup build generate gen check lint vet unit root-test crash-test python-test test test-guest fuzz bench demo \
+        sbom deb install clean
+
+help: ## print this
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: ## install what the other targets need (Debian 12, root where a package is missing)
+	@scripts/setup
+
+generate:
+	@$(GO) generate ./internal/chronusbin
+
+build: generate ## build bin/dsec, one static binary with chronus inside
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/dsec ./cmd/dsec
+
+gen: ## regenerate the code made from proto/ (builds buf the first time: minutes)
+	$(GO) tool -modfile=tools/go.mod buf generate
+	@if [ -x python/scripts/generate.sh ] && [ -x $(PY) ]; then PATH=$(CURDIR)/.venv/bin:$$PATH python/scripts/generate.sh; fi
+
+vet:
+	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { gofmt -d $$(git ls-files '*.go'); exit 1; }
+	$(GO) vet ./...
+
+check: setup vet lint ## what review asks first: format, vet, linters, tidy modules, generated code, types
+	$(GO) mod tidy -diff
+	$(GO) tool -modfile=tools/go.mod buf lint
+	$(MAKE) gen && git diff --exit-code --stat -- proto python/src
+	$(PY) -m ruff check python demo && $(PY) -m ruff format --check python demo
+	cd python && ../$(PY) -m mypy
+
+lint:
+	nice $(GO) tool -modfile=tools/lint/go.mod golangci-lint run ./...
+
+$(OUT)/testsum: $(wildcard scripts/testsum/*.go)
+	@mkdir -p $(OUT)
+	@$(GO) build -o $@ ./scripts/testsum
+
+unit: generate $(OUT)/testsum ## tests that need no root, with the race detector
+	DSEC_WITHOUT=root $(GO) test -race -json ./... | $(TESTSUM)
+
+root-test: generate $(OUT)/testsum ## tests of the kernel's part: run as root, on a machine of their own
+	@if [ "$$(id -u)" != 0 ]; then echo "root-test: not root, not run" >&2; exit 1; fi
+	DSEC_MUST=root DSEC_LEDGER=machine $(GO) test -p 1 -json -timeout 15m $(ROOT_PKGS) | $(TESTSUM)
+
+crash-test: generate $(OUT)/testsum ## kill -9 at every step of create and destroy, as root
+	DSEC_MUST=root $(GO) test -p 1 -json -timeout 15m -run '^TestCrash' $(CRASH_PKGS) | $(TESTSUM)
+
+python-test: build $(OUT)/testsum ## the Python SDK against a real server; as root against containers too
+	@scripts/python-test $(SKIPS)
+
+test: setup ## every test there is; as root nothing is left out
+	@scripts/test
+
+test-guest: build ## root tests inside a QEMU guest with pure cgroup v2 and AppArmor
+	@scripts/guest
+
+fuzz: ## each fuzz target for FUZZTIME (30s)
+	@scripts/fuzz $(FUZZTIME)
+
+bench: build ## measure against crun, runc, podman and bubblewrap, as root: bench/RESULTS.md
+	@scripts/setup bench
+	$(GO) run ./bench
+
+demo: setup build ## the main job on real input: three real bugs, 8 attempts each, at once
+	@$(PY) demo/demo.py
+
+sbom: ## third-party notices and an SPDX bill of materials in dist/
+	@scripts/sbom dist
+
+deb: build sbom ## dist/dsec_VERSION_ARCH.deb
+	@packaging/build-deb dist
+
+clean: ## remove what the targets made (not .venv, not .toolchain)
+	rm -rf bin build dist internal/chronusbin/bin/chronus
