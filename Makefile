@@ -51,6 +51,7 @@ check: setup vet lint ## what review asks first: format, vet, linters, tidy modu
 	$(MAKE) gen && git diff --exit-code --stat -- proto python/src
 	$(PY) -m ruff check python demo && $(PY) -m ruff format --check python demo
 	cd python && ../$(PY) -m mypy
+	$(PY) -m mypy --strict demo/*.py
 
 lint:
 	nice $(GO) tool -modfile=tools/lint/go.mod golangci-lint run ./...

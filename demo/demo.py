@@ -20,11 +20,13 @@ import urllib.error
 import urllib.request
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+
+from libdsec import DSecClient, DSecContainerRunArgs, DSecError, ExecResult, Sandbox
 
 import inputs
 from inputs import DemoError, Task
-from libdsec import DSecClient, DSecContainerRunArgs, DSecError, ExecResult, Sandbox
 
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / "build/demo"
@@ -125,11 +127,11 @@ async def layers(client: DSecClient, tasks: list[Task], toolkit: inputs.Toolkit)
     """Make and import the layers that the server does not have."""
     there = {layer.name for layer in await client.list_layers()}
     makers: dict[str, Callable[[], Awaitable[Path]]] = {
-        inputs.BASE: lambda: inputs.base_tar(CACHE),
-        toolkit.name: lambda: inputs.toolkit_tar(toolkit, CACHE),
+        inputs.BASE: partial(inputs.base_tar, CACHE),
+        toolkit.name: partial(inputs.toolkit_tar, toolkit, CACHE),
     }
     for task in tasks:
-        makers[task.layer] = lambda task=task: inputs.task_tar(task, CACHE)
+        makers[task.layer] = partial(inputs.task_tar, task, CACHE)
     missing = [name for name in makers if name not in there]
     if not missing:
         print(f"layers: all {len(makers)} are there from an earlier run", file=sys.stderr)
@@ -140,7 +142,7 @@ async def layers(client: DSecClient, tasks: list[Task], toolkit: inputs.Toolkit)
     async def make(name: str) -> None:
         tar = await makers[name]()
         progress.step()
-        await client.import_layer(tar, name)
+        await client.import_layer(tar, name=name)
         tar.unlink()
         progress.step()
 
@@ -235,9 +237,8 @@ async def demo() -> int:
         progress.end()
     table(attempts)
     good = sum(a.as_expected for a in attempts)
-    print(
-        f"\n{good} of {len(attempts)} attempts failed before the fix and passed after it; {time.monotonic() - started:.0f} s in all."
-    )
+    print(f"\n{good} of {len(attempts)} attempts failed before the fix and passed after it")
+    print(f"{time.monotonic() - started:.0f} s in all")
     print(f"The server runs at {URL}. Try next:\n")
     print(f"  bin/dsec sandbox create --layer {inputs.BASE} --layer {tasks[0].layer}")
     print("  bin/dsec shell ID                # a terminal inside it")

@@ -93,9 +93,7 @@ def debian_sources() -> str:
         path = Path(candidate)
         if path.is_file() and "bookworm" in path.read_text():
             return candidate
-    raise DemoError(
-        "no source of Debian 12 (bookworm) in /etc/apt/sources.list or sources.list.d/debian.sources"
-    )
+    raise DemoError("no source of Debian 12 in /etc/apt/sources.list or sources.list.d/debian.sources")
 
 
 async def base_tar(cache: Path) -> Path:
