@@ -1,0 +1,102 @@
+"""Python SDK of dsec: isolated, disposable sandboxes for agents.
+
+    from libdsec import DSecClient, DSecContainerRunArgs
+
+    async with DSecClient() as client:
+        args = DSecContainerRunArgs(container_image="base", memory_limit_mb=512)
+        async with await client.run_container(args, timeout=120) as sandbox:
+            result = await sandbox.run_shell("make test", timeout=600)
+            print(result.exit_code, result.text)
+
+Everything here is async; `libdsec.sync` is the same without.
+
+A command's outcome is a result (`ExecResult`), whatever it did. A fault of the
+platform is a `DSecError`, one class for each code of the API. The two can not
+be taken for one another: only `result.check()` raises for a failed command,
+and `CommandFailed` is no `DSecError`.
+"""
+
+from libdsec._client import DSecClient
+from libdsec._errors import (
+    CommandFailed,
+    ConflictError,
+    DeniedError,
+    DivergedError,
+    DSecError,
+    ExhaustedError,
+    InternalError,
+    InvalidError,
+    NotFoundError,
+    OutcomeUnknownError,
+    RequestTimeout,
+    SandboxLost,
+    UnauthenticatedError,
+    UnavailableError,
+    UnsupportedError,
+)
+from libdsec._files import ByteStream, Files
+from libdsec._process import Process
+from libdsec._sandbox import Sandbox
+from libdsec._session import Session
+from libdsec._text import TextDecoder
+from libdsec._types import (
+    DSecContainerRunArgs,
+    Entry,
+    ExecResult,
+    Gap,
+    ImportedLayer,
+    Key,
+    Layer,
+    LayerConfig,
+    Limits,
+    NewKey,
+    Outcome,
+    Output,
+    ProcessInfo,
+    SandboxInfo,
+    SessionInfo,
+    Usage,
+)
+from libdsec._version import __version__
+
+__all__ = [
+    "ByteStream",
+    "CommandFailed",
+    "ConflictError",
+    "DSecClient",
+    "DSecContainerRunArgs",
+    "DSecError",
+    "DeniedError",
+    "DivergedError",
+    "Entry",
+    "ExecResult",
+    "ExhaustedError",
+    "Files",
+    "Gap",
+    "ImportedLayer",
+    "InternalError",
+    "InvalidError",
+    "Key",
+    "Layer",
+    "LayerConfig",
+    "Limits",
+    "NewKey",
+    "NotFoundError",
+    "Outcome",
+    "OutcomeUnknownError",
+    "Output",
+    "Process",
+    "ProcessInfo",
+    "RequestTimeout",
+    "Sandbox",
+    "SandboxInfo",
+    "SandboxLost",
+    "Session",
+    "SessionInfo",
+    "TextDecoder",
+    "UnauthenticatedError",
+    "UnavailableError",
+    "UnsupportedError",
+    "Usage",
+    "__version__",
+]

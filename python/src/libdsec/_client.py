@@ -1,0 +1,262 @@
+"""The client: where sandboxes come from."""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import os
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
+from datetime import datetime
+from types import TracebackType
+
+from typing_extensions import Self
+
+from libdsec import _config, _connect, _tar
+from libdsec import _convert as c
+from libdsec import _methods as m
+from libdsec._bridge import produce
+from libdsec._errors import ConflictError, DSecError, InternalError, InvalidError
+from libdsec._proto.dsec.v1 import admin_pb2, layer_pb2, sandbox_pb2
+from libdsec._rpc import Rpc
+from libdsec._sandbox import Sandbox
+from libdsec._source import Source, chunks
+from libdsec._types import DSecContainerRunArgs, ImportedLayer, Key, Layer, NewKey, SandboxInfo
+
+_PAGE = 1000
+
+
+class DSecClient:
+    """A connection to a dsec server.
+
+    One client serves any number of calls at once, from any number of event
+    loops, and goes on working in the child of a fork. Every method raises a
+    `DSecError` where the platform cannot do what is asked.
+
+    Args:
+        url: Address of the server; else DSEC_URL, else http://127.0.0.1:7321.
+        api_key: The key; else DSEC_API_KEY, else the content of key_file.
+        key_file: A file that holds the key; else /var/lib/dsec/admin.key,
+            which `dsec up` writes.
+        ca_file: Certificates that an https server is checked against; else the system's.
+        retries: How often a call is sent again that the server did not accept
+            (`exhausted`, `unavailable`), with growing random pauses. Commands
+            are never sent again.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        api_key: str | None = None,
+        *,
+        key_file: str | os.PathLike[str] | None = None,
+        ca_file: str | os.PathLike[str] | None = None,
+        retries: int = 4,
+    ) -> None:
+        if not isinstance(retries, int) or not 0 <= retries <= 100:
+            raise InvalidError(f"want a whole number from 0 to 100, got {retries!r}", field="retries")
+        self._rpc = Rpc(_config.resolve(url, api_key, key_file, ca_file), retries)
+
+    def __repr__(self) -> str:
+        return f"<DSecClient {self._rpc.url}>"
+
+    async def open(self) -> Self:
+        """Check that the server answers and knows the key. Other methods work without it, too.
+
+        Raises:
+            UnavailableError: The server cannot be reached.
+            UnauthenticatedError: It does not know the key.
+        """
+        await self._rpc.unary(m.LIST, sandbox_pb2.ListRequest(page_size=1))
+        return self
+
+    async def close(self) -> None:
+        """Close the connections. Commands that are being waited for are killed; sandboxes go on."""
+        await self._rpc.close()
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def run_container(
+        self, args: DSecContainerRunArgs, *, timeout: float | None = None, request_id: str = ""
+    ) -> Sandbox:
+        """Make a sandbox; return when it takes commands.
+
+        Args:
+            args: What to make.
+            timeout: Seconds that this may take.
+            request_id: A name for this create, at most 128 characters. The
+                same one with the same args gives the same sandbox, so that a
+                caller who lost the answer can ask again; with other args it
+                is a conflict. Empty: a new one.
+
+        Raises:
+            RequestTimeout: The time is over. A sandbox that is made all the
+                same ends by its idle timeout; asking again with the same
+                request_id returns it.
+            ConflictError: The request_id was used with other args.
+            NotFoundError: A layer is not there.
+            UnsupportedError: A network rule, or the backend, that the server cannot offer.
+        """
+        request = c.create_request(args, request_id or uuid.uuid4().hex)
+        response = await self._rpc.unary(m.CREATE, request, timeout)
+        return self._sandbox(response)
+
+    async def run_containers(
+        self,
+        args: DSecContainerRunArgs,
+        count: int,
+        *,
+        timeout: float | None = None,
+        request_id: str = "",
+    ) -> builtins.list[Sandbox | DSecError]:
+        """Make `count` sandboxes alike in one call.
+
+        Returns:
+            For each the sandbox, or the error that kept it from being made.
+            An error of the whole call is raised.
+        """
+        request = sandbox_pb2.BatchCreateRequest(
+            template=c.create_request(args, request_id or uuid.uuid4().hex), count=c.int32(count, "count")
+        )
+        response = await self._rpc.unary(m.BATCH_CREATE, request, timeout)
+        if len(response.items) != count:
+            raise InternalError(f"the server answered for {len(response.items)} sandboxes, want {count}")
+        return [self._item(i) for i in response.items]
+
+    async def attach(self, sandbox_id: str) -> Sandbox:
+        """Return the handle of a sandbox that is there already.
+
+        Raises:
+            NotFoundError: There is none of that ID.
+            ConflictError: It has ended.
+        """
+        info = await self.get(sandbox_id)
+        if info.ended:
+            raise ConflictError(f"the sandbox is {info.state}: {info.reason}", field="sandbox_id")
+        return Sandbox(self._rpc, info.id)
+
+    async def get(self, sandbox_id: str) -> SandboxInfo:
+        """Return the state of a sandbox, also of one that has ended lately."""
+        request = sandbox_pb2.GetRequest(sandbox_id=c.text(sandbox_id, "sandbox_id"))
+        return c.sandbox_info((await self._rpc.unary(m.GET, request)).sandbox)
+
+    async def list(
+        self,
+        *,
+        job: str = "",
+        labels: Mapping[str, str] | None = None,
+        states: Sequence[str] = (),
+    ) -> AsyncIterator[SandboxInfo]:
+        """Yield the sandboxes that match.
+
+        Args:
+            job: Of this job only.
+            labels: With all of these labels.
+            states: In any of these states; empty is all that have not ended.
+        """
+        if isinstance(states, str):
+            raise InvalidError("want a list of states, got one string", field="states")
+        request = sandbox_pb2.ListRequest(
+            job=c.text(job, "job"),
+            labels=c.texts(labels or {}, "labels"),
+            states=[c.text(s, "states") for s in states],
+            page_size=_PAGE,
+        )
+        while True:
+            page = await self._rpc.unary(m.LIST, request)
+            for sandbox in page.sandboxes:
+                yield c.sandbox_info(sandbox)
+            if not page.next_page_token:
+                return
+            request.page_token = page.next_page_token
+
+    async def kill(self, sandbox_id: str) -> str:
+        """End a sandbox and free all it held; return the state it is in.
+
+        Killing an ended one is a success.
+        """
+        request = sandbox_pb2.KillRequest(sandbox_id=c.text(sandbox_id, "sandbox_id"))
+        return (await self._rpc.unary(m.KILL, request)).state
+
+    async def import_layer(
+        self, archive: os.PathLike[str] | Source, *, name: str, select: str = ""
+    ) -> ImportedLayer:
+        """Make a layer of a root file system or an image, and name it.
+
+        Args:
+            archive: A tar (plain, gzip or zstd) of a root file system, an OCI
+                layout or a docker-archive: a path, an open binary file or its
+                bytes in pieces. A path of a directory is packed first. A str
+                is a path.
+            name: `name:tag`, or `name` for `name:latest`.
+            select: Which image, by tag or digest, of an archive that holds several.
+        """
+        target = layer_pb2.ImportLayerOpen(name=c.text(name, "name"), select=c.text(select, "select"))
+        async with aclosing(_archive(archive)) as data, aclosing(_import_messages(target, data)) as stream:
+            response = await self._rpc.client_stream(m.IMPORT_LAYER, stream)
+        return ImportedLayer(layer=c.layer(response.layer), findings=tuple(response.findings))
+
+    async def list_layers(self) -> builtins.list[Layer]:
+        """Return the layers that sandboxes can be made of."""
+        response = await self._rpc.unary(m.LIST_LAYERS, layer_pb2.ListLayersRequest())
+        return [c.layer(layer) for layer in response.layers]
+
+    async def remove_layer(self, name: str) -> None:
+        """Remove a name (`name:tag` or digest), and the layer once no name and no sandbox uses it."""
+        await self._rpc.unary(m.REMOVE_LAYER, layer_pb2.RemoveLayerRequest(name=c.text(name, "name")))
+
+    async def create_key(self, project: str, *, expires: datetime | None = None) -> NewKey:
+        """Make an API key for a project, which is made if new. Needs the operator's key."""
+        request = admin_pb2.CreateKeyRequest(project=c.text(project, "project"))
+        if expires is not None:
+            request.expires.CopyFrom(c.timestamp(expires, "expires"))
+        response = await self._rpc.unary(m.CREATE_KEY, request)
+        return NewKey(key=c.key(response.key), secret=response.secret)
+
+    async def list_keys(self) -> builtins.list[Key]:
+        """Return all API keys. Needs the operator's key."""
+        return [c.key(k) for k in (await self._rpc.unary(m.LIST_KEYS, admin_pb2.ListKeysRequest())).keys]
+
+    async def revoke_key(self, key_id: str) -> None:
+        """Make an API key useless. Needs the operator's key."""
+        await self._rpc.unary(m.REVOKE_KEY, admin_pb2.RevokeKeyRequest(id=c.text(key_id, "id")))
+
+    def _sandbox(self, response: sandbox_pb2.CreateResponse) -> Sandbox:
+        return Sandbox(self._rpc, response.sandbox.id, launch=response.launch)
+
+    def _item(self, item: sandbox_pb2.BatchCreateItem) -> Sandbox | DSecError:
+        kind = item.WhichOneof("result")
+        if kind == "created":
+            return self._sandbox(item.created)
+        if kind == "error":
+            return _connect.error_of(item.error.detail, item.error.message)
+        return InternalError("the server did not say what became of this sandbox")
+
+
+async def _archive(archive: os.PathLike[str] | Source) -> AsyncGenerator[bytes, None]:
+    if not isinstance(archive, (str, os.PathLike)):
+        async for piece in chunks(archive, "archive"):
+            yield piece
+    elif _tar.is_dir(archive):
+        async with aclosing(produce(lambda put: _tar.pack(archive, put))) as tar:
+            async for piece in tar:
+                yield piece
+    else:
+        with await asyncio.to_thread(open, archive, "rb") as f:
+            async for piece in chunks(f, "archive"):
+                yield piece
+
+
+async def _import_messages(
+    target: layer_pb2.ImportLayerOpen, data: AsyncIterator[bytes]
+) -> AsyncGenerator[layer_pb2.ImportLayerRequest, None]:
+    yield layer_pb2.ImportLayerRequest(open=target)
+    async for piece in data:
+        yield layer_pb2.ImportLayerRequest(data=piece)

@@ -1,0 +1,79 @@
+"""Calls with retries."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterable, Awaitable, Callable
+from typing import Any, TypeVar
+
+from libdsec._config import Config
+from libdsec._connect import Method, Req, Resp
+from libdsec._errors import DSecError, ExhaustedError, UnavailableError
+from libdsec._h2 import BidiStream
+from libdsec._http import ServerStream, TransportPool, within
+
+T = TypeVar("T")
+
+_FIRST_PAUSE = 0.1
+_LONGEST_PAUSE = 5.0
+
+
+class Rpc:
+    """What every object of the SDK makes its calls with.
+
+    A call is sent again only after `exhausted` or `unavailable`, only where
+    the server provably did not accept it or doing it twice changes nothing,
+    and never where it runs a command.
+    """
+
+    def __init__(self, config: Config, retries: int) -> None:
+        self.url = config.url
+        self._pool = TransportPool(config)
+        self._retries = retries
+
+    async def close(self) -> None:
+        """Close the connections of the running event loop."""
+        await self._pool.close()
+
+    async def unary(self, method: Method[Req, Resp], request: Req, timeout: float | None = None) -> Resp:
+        """Make a call with one message each way; timeout bounds it with all its retries, in seconds."""
+        loop = asyncio.get_running_loop()
+        end = None if timeout is None else loop.time() + timeout
+
+        async def once() -> Resp:
+            left = None if end is None else max(end - loop.time(), 0.001)
+            return await self._pool.get().unary(method, request, left)
+
+        async with within(timeout):
+            return await self._retrying(method, once)
+
+    async def server_stream(self, method: Method[Req, Resp], request: Req) -> ServerStream[Resp]:
+        """Start a call that answers with a stream; it is the caller's to close."""
+        return await self._retrying(method, lambda: self._pool.get().server_stream(method, request))
+
+    async def client_stream(self, method: Method[Req, Resp], messages: AsyncIterable[Req]) -> Resp:
+        """Send a stream and return the one answer; never sent again, for the stream is used up."""
+        return await self._pool.get().client_stream(method, messages)
+
+    async def bidi(self, method: Method[Req, Resp]) -> BidiStream[Req, Resp]:
+        """Open a stream with messages both ways; it is the caller's to close."""
+        return await self._pool.get().bidi(method)
+
+    async def _retrying(self, method: Method[Any, Any], attempt: Callable[[], Awaitable[T]]) -> T:
+        pause = _FIRST_PAUSE
+        for left in range(self._retries, -1, -1):
+            try:
+                return await attempt()
+            except (ExhaustedError, UnavailableError) as e:
+                if left == 0 or not _may_repeat(method, e):
+                    raise
+            # Spread over the whole pause: a burst that was refused together
+            # must not come back together.
+            await asyncio.sleep(random.uniform(0, pause))
+            pause = min(pause * 2, _LONGEST_PAUSE)
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+
+def _may_repeat(method: Method[Any, Any], error: DSecError) -> bool:
+    return method.retry and (error.retryable or method.repeatable)
