@@ -89,7 +89,7 @@ bench: build ## measure against crun, runc, podman and bubblewrap, as root: benc
 demo: setup build ## the main job on real input: three real bugs, 8 attempts each, at once
 	@$(PY) demo/demo.py
 
-sbom: ## third-party notices and an SPDX bill of materials in dist/
+## third-party notices and an SPDX bill of materials in dist/
 	@scripts/sbom dist
 
 deb: build sbom ## dist/dsec_VERSION_ARCH.deb
