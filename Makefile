@@ -89,10 +89,10 @@ bench: build ## measure against crun, runc, podman and bubblewrap, as root: benc
 demo: setup build ## the main job on real input: three real bugs, 8 attempts each, at once
 	@$(PY) demo/demo.py
 
-## third-party notices and an SPDX bill of materials in dist/
-	@scripts/sbom dist
+sbom: build ## third-party notices and an SPDX bill of materials in dist/
+	@$(GO) run ./scripts/sbom bin/dsec dist
 
-deb: build sbom ## dist/dsec_VERSION_ARCH.deb
+deb: sbom ## dist/dsec_VERSION_ARCH.deb
 	@packaging/build-deb dist
 
 clean: ## remove what the targets made (not .venv, not .toolchain)

@@ -240,7 +240,7 @@ async def demo() -> int:
     print(f"\n{good} of {len(attempts)} attempts failed before the fix and passed after it")
     print(f"{time.monotonic() - started:.0f} s in all")
     print(f"The server runs at {URL}. Try next:\n")
-    print(f"  bin/dsec sandbox create --layer {inputs.BASE} --layer {tasks[0].layer}")
+    print(f"  bin/dsec sandbox create {inputs.BASE} {tasks[0].layer}")
     print("  bin/dsec shell ID                # a terminal inside it")
     print(f"  bin/dsec exec ID -- {' '.join(tasks[0].test)}")
     return 0 if good == len(attempts) else 1
