@@ -14,7 +14,15 @@ import libdsec
 from libdsec import _methods as m
 from libdsec import _rpc
 from libdsec._connect import Method
-from libdsec._proto.dsec.v1 import file_pb2, process_pb2, sandbox_pb2, types_pb2
+from libdsec._proto.dsec.v1 import (
+    admin_pb2,
+    file_pb2,
+    layer_pb2,
+    process_pb2,
+    sandbox_pb2,
+    session_pb2,
+    types_pb2,
+)
 from libdsec._source import Source
 
 UNAVAILABLE = fails(503, error("unavailable", "unavailable", "busy", retryable=True))
@@ -33,7 +41,7 @@ def sandbox(client: libdsec.DSecClient) -> libdsec.Sandbox:
 def test_every_rpc_of_the_api_has_a_method() -> None:
     have = {v.path: v for v in vars(m).values() if isinstance(v, Method)}
     want = {}
-    for module in (m.admin_pb2, m.file_pb2, m.layer_pb2, m.process_pb2, m.sandbox_pb2, m.session_pb2):
+    for module in (admin_pb2, file_pb2, layer_pb2, process_pb2, sandbox_pb2, session_pb2):
         for service in module.DESCRIPTOR.services_by_name.values():
             for rpc in service.methods:
                 want[f"/{service.full_name}/{rpc.name}"] = (rpc.input_type, rpc.output_type)
@@ -141,7 +149,7 @@ async def test_timeout_of_a_create(wire: Wire, client: libdsec.DSecClient) -> No
 async def test_timeout_bounds_all_retries_together(
     wire: Wire, client: libdsec.DSecClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_rpc.random, "uniform", lambda low, high: 3600)
+    monkeypatch.setattr("libdsec._rpc.random.uniform", lambda low, high: 3600)
     wire.on(m.CREATE, UNAVAILABLE)
     with pytest.raises(libdsec.RequestTimeout):
         await client.run_container(ARGS, timeout=0.05)
@@ -159,12 +167,23 @@ async def test_cancelling_a_command_closes_its_connection(
 ) -> None:
     wire.on(m.EXEC, hang)
     wire.on(m.START, streams(started(), output(0, b"x"), hang=True))
+
+    async def execute() -> None:
+        await sandbox(client).exec(["sleep", "9"])
+
     if stream:
         process = await sandbox(client).start(["sleep", "9"])
         await process.__anext__()
-        task = asyncio.create_task(process.wait())
+        reading = asyncio.Event()
+
+        async def read() -> None:
+            reading.set()
+            await process.wait()
+
+        task = asyncio.create_task(read())
+        await reading.wait()
     else:
-        task = asyncio.create_task(sandbox(client).exec(["sleep", "9"]))
+        task = asyncio.create_task(execute())
         await wire.asked(m.EXEC)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

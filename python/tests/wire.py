@@ -99,11 +99,6 @@ def error(
 
 
 def fails(status: int, body: dict[str, object]) -> Handler:
-    async def asked(self, method: Method[Any, Any]) -> None:
-        """Wait until the method was called."""
-        while not self.count(method):
-            await self._asked.wait()
-
     async def handler(request: web.Request) -> web.StreamResponse:
         await request.read()
         return web.json_response(body, status=status)
@@ -112,11 +107,6 @@ def fails(status: int, body: dict[str, object]) -> Handler:
 
 
 def answers(message: Message) -> Handler:
-    async def asked(self, method: Method[Any, Any]) -> None:
-        """Wait until the method was called."""
-        while not self.count(method):
-            await self._asked.wait()
-
     async def handler(request: web.Request) -> web.StreamResponse:
         await request.read()
         return web.Response(body=message.SerializeToString(), content_type="application/proto")
@@ -126,11 +116,6 @@ def answers(message: Message) -> Handler:
 
 def streams(*pieces: bytes, abort: bool = False, hang: bool = False) -> Handler:
     """Send these bytes as they are; then end in order, break off, or say no more."""
-
-    async def asked(self, method: Method[Any, Any]) -> None:
-        """Wait until the method was called."""
-        while not self.count(method):
-            await self._asked.wait()
 
     async def handler(request: web.Request) -> web.StreamResponse:
         await request.read()
