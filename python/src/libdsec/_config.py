@@ -62,7 +62,11 @@ def resolve(
 
 
 def _url(url: str) -> str:
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError as e:
+        raise InvalidError(f"want http://host:port or https://host:port, got {url!r}", field="url") from e
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
         raise InvalidError(f"want http://host:port or https://host:port, got {url!r}", field="url")
     return url.rstrip("/")

@@ -41,7 +41,9 @@ def duration(seconds: float, field: str) -> Duration:
     """Encode seconds; the server judges if they are in range."""
     if not isinstance(seconds, (int, float)) or not math.isfinite(seconds) or abs(seconds) > _MAX_SECONDS:
         raise InvalidError(f"want a number of seconds, got {seconds!r}", field=field)
-    nanos = round(seconds * 1_000_000_000)
+    # Apart, for a float cannot hold both a large whole and single nanoseconds.
+    rest, whole = math.modf(seconds)
+    nanos = int(whole) * 1_000_000_000 + round(rest * 1_000_000_000)
     if nanos == 0 and seconds != 0:
         raise InvalidError(f"want 0 or at least a nanosecond, got {seconds!r}", field=field)
     sign = -1 if nanos < 0 else 1
