@@ -1,0 +1,193 @@
+// Package daemon is what the long-running verbs of dsec share: logs,
+// listeners, liveness and metrics, and a shutdown that runs backwards.
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/test/bufconn"
+
+	"github.com/opendsec/dsec"
+)
+
+// Logger writes lines for people to w: level is debug, info, warn or error.
+func Logger(w io.Writer, level string) (*slog.Logger, error) {
+	var l slog.Level
+	if err := l.UnmarshalText([]byte(level)); err != nil {
+		return nil, dsec.Invalid("log_level", "want debug, info, warn or error")
+	}
+	return slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: l})), nil
+}
+
+// Registry has the process's own metrics.
+func Registry() *prometheus.Registry {
+	r := prometheus.NewRegistry()
+	r.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return r
+}
+
+// WithStatus adds /healthz and /metrics to h. Metrics hold no names of
+// sandboxes or projects; they go to callers that allow admits.
+func WithStatus(h http.Handler, reg *prometheus.Registry, allow func(*http.Request) bool) http.Handler {
+	metrics := promhttp.HandlerFor(reg, promhttp.HandlerOpts{})
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok\n") })
+	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, r *http.Request) {
+		if !allow(r) {
+			http.Error(w, "denied", http.StatusForbidden)
+			return
+		}
+		metrics.ServeHTTP(w, r)
+	})
+	mux.Handle("/", h)
+	return mux
+}
+
+// Loopback reports whether a request came from this machine.
+func Loopback(r *http.Request) bool {
+	host, _, err := net.SplitHostPort(r.RemoteAddr)
+	if err != nil {
+		return true // a Unix socket or memory: no address
+	}
+	ip := net.ParseIP(host)
+	return ip != nil && ip.IsLoopback()
+}
+
+// ListenTCP listens on addr.
+func ListenTCP(addr string) (net.Listener, error) {
+	l, err := net.Listen("tcp", addr)
+	if errors.Is(err, syscall.EADDRINUSE) {
+		return nil, fmt.Errorf("%s is in use; is another dsec running? choose another address with --listen or api.listen", addr)
+	} else if err != nil {
+		return nil, fmt.Errorf("listen on %s: %w", addr, err)
+	}
+	return l, nil
+}
+
+// ListenUnix listens on a socket that only this user may connect to. A socket
+// that nobody answers on any more is replaced.
+func ListenUnix(path string) (net.Listener, error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return nil, err
+	}
+	if conn, err := net.DialTimeout("unix", path, time.Second); err == nil {
+		_ = conn.Close()
+		return nil, fmt.Errorf("%s is in use by another process", path)
+	} else if errors.Is(err, syscall.ECONNREFUSED) {
+		if err := os.Remove(path); err != nil {
+			return nil, err
+		}
+	}
+	// The mode is set before anybody can connect: by umask, which is the
+	// process's, so that nothing else may be starting meanwhile.
+	old := unix.Umask(0o177)
+	l, err := net.Listen("unix", path)
+	unix.Umask(old)
+	if err != nil {
+		return nil, fmt.Errorf("listen on %s: %w", path, err)
+	}
+	return l, nil
+}
+
+// Memory is a listener inside the process, and its dialer.
+func Memory() (net.Listener, func(context.Context) (net.Conn, error)) {
+	l := bufconn.Listen(256 << 10)
+	return l, l.DialContext
+}
+
+// Lock makes dir this process's own for as long as it lives. dir is made if missing.
+func Lock(dir string) (io.Closer, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, err
+	}
+	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		_ = f.Close()
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, fmt.Errorf("%s is in use by another dsec; stop that one, or choose another with --data-dir", dir)
+		}
+		return nil, err
+	}
+	return f, nil
+}
+
+// Notify tells systemd the state of the service, where it asked to be told.
+func Notify(state string) {
+	path := os.Getenv("NOTIFY_SOCKET")
+	if path == "" {
+		return
+	}
+	if strings.HasPrefix(path, "@") {
+		path = "\x00" + path[1:]
+	}
+	conn, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: path, Net: "unixgram"})
+	if err != nil {
+		return // nobody asks any more
+	}
+	_, _ = io.WriteString(conn, state)
+	_ = conn.Close()
+}
+
+// Stack holds what was started, and stops it in reverse order, once.
+type Stack struct{ stops []func(context.Context) error }
+
+// Push adds the stop of what was just started.
+func (s *Stack) Push(stop func(context.Context) error) { s.stops = append(s.stops, stop) }
+
+// Stop stops everything and joins the errors.
+func (s *Stack) Stop(ctx context.Context) error {
+	var errs []error
+	for len(s.stops) > 0 {
+		last := s.stops[len(s.stops)-1]
+		s.stops = s.stops[:len(s.stops)-1]
+		errs = append(errs, last(ctx))
+	}
+	return errors.Join(errs...)
+}
+
+// Serve serves on l in the background and pushes the server's stop. failed
+// gets the error of a server that ended by itself.
+func (s *Stack) Serve(srv *http.Server, l net.Listener, failed chan<- error) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		var err error
+		if srv.TLSConfig != nil {
+			err = srv.ServeTLS(l, "", "")
+		} else {
+			err = srv.Serve(l)
+		}
+		if !errors.Is(err, http.ErrServerClosed) {
+			select {
+			case failed <- err:
+			default:
+			}
+		}
+	}()
+	s.Push(func(ctx context.Context) error {
+		err := srv.Shutdown(ctx)
+		if err != nil { // calls are left at the deadline: they are cut off
+			err = srv.Close()
+		}
+		<-done
+		return err
+	})
+}
