@@ -1,0 +1,170 @@
+package confine
+
+import (
+	"encoding/json"
+	"errors"
+	"os"
+	"os/exec"
+	"runtime"
+	"syscall"
+	"testing"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// The filters are tried where they will run, in a process of their own, which
+// needs no privilege: the test binary starts itself again.
+const helperEnv = "CONFINE_TEST_HELPER"
+
+func TestMain(m *testing.M) {
+	switch os.Getenv(helperEnv) {
+	case "":
+		os.Exit(m.Run())
+	case "try":
+		try()
+	case "x32":
+		attach(Filter(), unix.SECCOMP_FILTER_FLAG_TSYNC)
+		_, _, _ = unix.RawSyscall(x32|unix.SYS_GETPID, 0, 0, 0)
+	}
+}
+
+func attach(prog []unix.SockFilter, flags uintptr) {
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		panic(err)
+	}
+	f := unix.SockFprog{Len: uint16(len(prog)), Filter: &prog[0]}
+	_, _, e := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, flags, uintptr(unsafe.Pointer(&f)))
+	if e != 0 {
+		panic(e)
+	}
+}
+
+// try makes calls before and after the filters, and prints their errors.
+func try() {
+	file, err := os.CreateTemp("", "")
+	if err != nil {
+		panic(err)
+	}
+	defer os.Remove(file.Name())
+	fd := file.Fd()
+	var arg [256]byte
+	p := uintptr(unsafe.Pointer(&arg))
+	calls := map[string][4]uintptr{
+		"getpid":               {unix.SYS_GETPID},
+		"socket unix":          {unix.SYS_SOCKET, unix.AF_UNIX, unix.SOCK_STREAM},
+		"socket netlink":       {unix.SYS_SOCKET, unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_ROUTE},
+		"socket audit":         {unix.SYS_SOCKET, unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_AUDIT},
+		"socket vsock":         {unix.SYS_SOCKET, unix.AF_VSOCK, unix.SOCK_STREAM},
+		"unshare nothing":      {unix.SYS_UNSHARE, 0},
+		"GETFLAGS":             {unix.SYS_IOCTL, fd, unix.FS_IOC_GETFLAGS, p},
+		"FIGETBSZ":             {unix.SYS_IOCTL, fd, 2, p},
+		"FIGETBSZ, bit 32":     {unix.SYS_IOCTL, fd, 1<<32 | 2, p},
+		"FSSETXATTR":           {unix.SYS_IOCTL, fd, 0x401c5820, 0},
+		"FSSETXATTR, bit 32":   {unix.SYS_IOCTL, fd, 1<<32 | 0x401c5820, 0},
+		"clone3 of no size":    {unix.SYS_CLONE3, 0, 0},
+		"personality of gdb":   {unix.SYS_PERSONALITY, 0x40000},
+		"personality query":    {unix.SYS_PERSONALITY, 0xffffffff},
+		"io_uring_setup":       {unix.SYS_IO_URING_SETUP, 0, 0},
+		"a call of tomorrow":   {600},
+		"ptrace of no process": {unix.SYS_PTRACE, unix.PTRACE_ATTACH, 1 << 30},
+	}
+	result := map[string][3]string{}
+	for stage, filter := range [][]unix.SockFilter{nil, Filter(), ChildFilter()} {
+		if filter != nil {
+			attach(filter, unix.SECCOMP_FILTER_FLAG_TSYNC)
+		}
+		for name, c := range calls {
+			r, _, e := unix.RawSyscall(c[0], c[1], c[2], c[3])
+			row := result[name]
+			if row[stage] = unix.ErrnoName(e); e == 0 {
+				row[stage] = "ok"
+				if c[0] == unix.SYS_SOCKET {
+					_ = unix.Close(int(r))
+				}
+			}
+			result[name] = row
+		}
+	}
+	_ = json.NewEncoder(os.Stdout).Encode(result)
+}
+
+func TestFiltersInAProcess(t *testing.T) {
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), helperEnv+"=try")
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("%v %s", err, out)
+	}
+	var got map[string][3]string
+	if err := json.Unmarshal(out, &got); err != nil {
+		t.Fatalf("%v in %q", err, out)
+	}
+	// Without a filter, with Filter, with ChildFilter too. Where the first is
+	// "", the host's own answer does not matter.
+	want := map[string][3]string{
+		"getpid":               {"ok", "ok", "ok"},
+		"socket unix":          {"ok", "ok", "ok"},
+		"socket netlink":       {"ok", "ok", "ok"},
+		"socket audit":         {"", "EPROTONOSUPPORT", "EPROTONOSUPPORT"},
+		"socket vsock":         {"", "EAFNOSUPPORT", "EAFNOSUPPORT"},
+		"unshare nothing":      {"ok", "EPERM", "EPERM"},
+		"GETFLAGS":             {"ok", "ok", "ok"},
+		"FIGETBSZ":             {"ok", "ok", "ok"},
+		"FIGETBSZ, bit 32":     {"ok", "ok", "ok"}, // the kernel takes 32 bits
+		"FSSETXATTR":           {"EFAULT", "ENOTTY", "ENOTTY"},
+		"FSSETXATTR, bit 32":   {"EFAULT", "ENOTTY", "ENOTTY"},
+		"clone3 of no size":    {"EINVAL", "EINVAL", "ENOSYS"},
+		"personality of gdb":   {"ok", "ok", "ok"},
+		"personality query":    {"ok", "ok", "ok"},
+		"io_uring_setup":       {"", "EPERM", "EPERM"},
+		"a call of tomorrow":   {"ENOSYS", "ENOSYS", "ENOSYS"},
+		"ptrace of no process": {"ESRCH", "ESRCH", "ESRCH"},
+	}
+	for name, w := range want {
+		for stage, filters := range []string{"no filter", "Filter", "Filter and ChildFilter"} {
+			if g := got[name][stage]; w[stage] != "" && g != w[stage] {
+				t.Errorf("%s with %s: %s, want %s", name, filters, g, w[stage])
+			}
+		}
+	}
+}
+
+func TestX32EndsTheProcess(t *testing.T) {
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), helperEnv+"=x32")
+	var exit *exec.ExitError
+	if err := cmd.Run(); !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != unix.SIGSYS {
+		t.Errorf("an x32 call: %v, want killed by SIGSYS", err)
+	}
+}
+
+// onThread runs f on a thread that ends with it, filters and all.
+func onThread(f func()) {
+	done := make(chan struct{})
+	go func() {
+		runtime.LockOSThread() // and never unlocked
+		f()
+		close(done)
+	}()
+	<-done
+}
+
+func BenchmarkAttach(b *testing.B) {
+	for name, prog := range map[string][]unix.SockFilter{"filter": Filter(), "child": ChildFilter()} {
+		b.Run(name, func(b *testing.B) {
+			var total time.Duration
+			for b.Loop() {
+				onThread(func() {
+					start := time.Now()
+					attach(prog, 0)
+					total += time.Since(start)
+				})
+			}
+			b.ReportMetric(float64(total.Microseconds())/float64(b.N), "us/attach")
+			b.ReportMetric(float64(len(prog)), "instructions")
+			b.ReportMetric(0, "ns/op")
+		})
+	}
+}
