@@ -1,0 +1,373 @@
+package convert
+
+import (
+	"archive/tar"
+	"errors"
+	"hash"
+	"io"
+	"math"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opendsec/dsec"
+)
+
+// readArchive applies the stream that came in to t and keeps its content in
+// the scratch. The stream is read to its end, so that what is cut off short
+// is noticed.
+func (c *converter) readArchive(t *tree, r io.Reader) error {
+	r = &capped{r: r, n: c.limits.ArchiveBytes}
+	in, done, err := c.open(r)
+	if err != nil {
+		return err
+	}
+	defer done()
+	src := &source{c: c, r: in, keep: true}
+	if err := c.apply(t, src, false); err != nil {
+		return err
+	}
+	// A tar ends with blocks of zeros. One cut off between two entries looks
+	// whole but for them; padding is less than a block.
+	if src.total-src.entryEnd < 512 {
+		return dsec.Invalid("data", "truncated: the archive has no end mark")
+	}
+	if _, err := io.CopyBuffer(discard{}, in, make([]byte, copySize)); err != nil {
+		return err
+	}
+	return nil
+}
+
+const copySize = 256 << 10
+
+// discard has no ReadFrom, which would read in small pieces.
+type discard struct{}
+
+func (discard) Write(p []byte) (int, error) { return len(p), nil }
+
+// capped ends a stream that is longer than allowed with an error.
+type capped struct {
+	r io.Reader
+	n int64
+}
+
+func (r *capped) Read(p []byte) (int, error) {
+	n, err := r.r.Read(p)
+	if r.n -= int64(n); r.n < 0 {
+		return 0, dsec.Invalid("data", "the archive has more bytes than allowed")
+	}
+	return n, err
+}
+
+// source is one tar stream being read. It counts, hashes if asked, and knows
+// where in the scratch the byte that comes next is.
+type source struct {
+	c    *converter
+	r    io.Reader
+	hash hash.Hash // nil: not hashed
+	keep bool      // the stream is appended to the scratch as it is read
+	off  int64     // place of the next byte, where keep is unset
+	err  error     // of r, not io.EOF: not the archive's fault unless typed
+	mute bool      // do not keep for now
+
+	total    int64 // bytes read
+	entryEnd int64 // total after the last entry's content
+}
+
+func (s *source) Read(p []byte) (int, error) {
+	n, err := s.r.Read(p)
+	if n > 0 {
+		if e := s.c.addContent(int64(n)); e != nil {
+			s.err = e
+			return 0, e
+		}
+		if s.hash != nil {
+			s.hash.Write(p[:n])
+		}
+		if s.keep && !s.mute {
+			if _, e := s.c.scratch.Write(p[:n]); e != nil {
+				s.err = e
+				return 0, e
+			}
+		}
+		s.off += int64(n)
+		s.total += int64(n)
+	}
+	if err != nil && err != io.EOF {
+		s.err = err
+	}
+	return n, err
+}
+
+// next is where the stream's next byte will be in the scratch.
+func (s *source) next() int64 {
+	if s.keep {
+		return s.c.scratch.off
+	}
+	return s.off
+}
+
+// apply adds the entries of one tar stream to the tree. With whiteouts, the
+// stream is a layer of an image, which may hide what is below it.
+func (c *converter) apply(t *tree, src *source, whiteouts bool) error {
+	tr := tar.NewReader(src)
+	buf := make([]byte, copySize)
+	for n := 1; ; n++ {
+		hdr, err := tr.Next()
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return src.tarError(err, n, "")
+		}
+		if err := c.addEntry(1); err != nil {
+			return err
+		}
+		if err := c.applyEntry(t, src, tr, hdr, whiteouts, buf); err != nil {
+			return src.tarError(err, n, hdr.Name)
+		}
+		src.entryEnd = src.total
+	}
+}
+
+// tarError says which entry an error is about.
+func (s *source) tarError(err error, n int, name string) error {
+	switch {
+	case s.err != nil:
+		return s.err
+	case errors.Is(err, io.ErrUnexpectedEOF):
+		return dsec.Invalid("data", "entry %d: the archive is truncated", n)
+	case errors.Is(err, tar.ErrHeader) || errors.Is(err, tar.ErrFieldTooLong):
+		return dsec.Invalid("data", "entry %d: malformed tar header", n)
+	}
+	var e *dsec.Error
+	if !errors.As(err, &e) {
+		return err
+	}
+	if e.Code != dsec.CodeInvalid || name == "" {
+		return e
+	}
+	return dsec.Invalid(e.Field, "entry %d, %s: %s", n, quote(name), e.Message)
+}
+
+func (c *converter) applyEntry(t *tree, src *source, tr *tar.Reader, hdr *tar.Header, whiteouts bool, buf []byte) error {
+	if hdr.Typeflag == tar.TypeXGlobalHeader {
+		return nil
+	}
+	parts, err := splitPath(hdr.Name)
+	if err != nil {
+		return err
+	}
+	if len(parts) == 0 {
+		if hdr.Typeflag != tar.TypeDir {
+			return dsec.Invalid("data", "the root is not a directory")
+		}
+		return c.setAttributes(t.root, hdr)
+	}
+	base := parts[len(parts)-1]
+	if whiteouts && strings.HasPrefix(base, whiteoutPrefix) {
+		return t.whiteout(parts)
+	}
+	dir, err := t.dir(parts[:len(parts)-1], true)
+	if err != nil {
+		return err
+	}
+	switch hdr.Typeflag {
+	case tar.TypeLink:
+		return t.link(dir, base, hdr.Linkname)
+	case tar.TypeChar, tar.TypeBlock:
+		// Last writer wins even where it leaves nothing.
+		delete(dir.children, base)
+		c.findings.count("device nodes left out", hdr.Name)
+		return nil
+	case tar.TypeDir:
+		return c.applyDir(t, dir, base, len(parts), hdr)
+	}
+	node := &inode{}
+	switch hdr.Typeflag {
+	case tar.TypeReg, '\x00', tar.TypeCont, tar.TypeGNUSparse:
+		node.mode = unix.S_IFREG
+		if err := c.readContent(node, src, tr, hdr, buf); err != nil {
+			return err
+		}
+	case tar.TypeSymlink:
+		node.mode = unix.S_IFLNK
+		if err := checkTarget(hdr.Linkname); err != nil {
+			return err
+		}
+		if err := c.addMetadata(len(hdr.Linkname)); err != nil {
+			return err
+		}
+		node.target = hdr.Linkname
+	case tar.TypeFifo:
+		node.mode = unix.S_IFIFO
+	default:
+		return dsec.Invalid("data", "entry of unknown type %q", hdr.Typeflag)
+	}
+	if err := c.setAttributes(node, hdr); err != nil {
+		return err
+	}
+	return t.add(dir, base, node)
+}
+
+func checkTarget(target string) error {
+	if target == "" || len(target) > maxTarget || strings.IndexByte(target, 0) >= 0 {
+		return dsec.Invalid("data", "link target of %d bytes, want 1 to %d and no NUL", len(target), maxTarget)
+	}
+	return nil
+}
+
+// applyDir makes a directory, or gives the one that is there new attributes.
+func (c *converter) applyDir(t *tree, dir *inode, base string, depth int, hdr *tar.Header) error {
+	if depth >= c.limits.Depth {
+		return dsec.Invalid("data", "directories more than %d deep", c.limits.Depth)
+	}
+	if e, ok := dir.children[base]; ok && e.n.isDir() {
+		dir.children[base] = dirent{e.n, t.layer}
+		return c.setAttributes(e.n, hdr)
+	}
+	node := newDir()
+	if err := c.setAttributes(node, hdr); err != nil {
+		return err
+	}
+	return t.add(dir, base, node)
+}
+
+// link gives one more name to an inode that an earlier entry, of this layer or
+// one below, made. A symbolic link gets one as itself, as link(2) does.
+func (t *tree) link(dir *inode, base, target string) error {
+	parts, err := splitPath(target)
+	if err != nil {
+		return dsec.Invalid("data", "hard link target: %s", err)
+	}
+	n, err := t.lookup(parts, false)
+	switch {
+	case err != nil:
+		return err
+	case n == nil:
+		return dsec.Invalid("data", "hard link to %s, which no earlier entry made", quote(target))
+	case n.isDir():
+		return dsec.Invalid("data", "hard link to the directory %s", quote(target))
+	}
+	return t.add(dir, base, n)
+}
+
+// setAttributes takes mode, owner, time and attributes from a header.
+func (c *converter) setAttributes(n *inode, hdr *tar.Header) error {
+	if hdr.Uid < 0 || hdr.Gid < 0 || int64(hdr.Uid) >= math.MaxUint32 || int64(hdr.Gid) >= math.MaxUint32 {
+		return dsec.Invalid("data", "owner %d:%d, want 0 to %d", hdr.Uid, hdr.Gid, uint32(math.MaxUint32-1))
+	}
+	n.mode = n.mode&unix.S_IFMT | uint32(hdr.Mode)&0o7777
+	if n.isSymlink() {
+		n.mode = unix.S_IFLNK | 0o777
+	}
+	n.uid, n.gid = uint32(hdr.Uid), uint32(hdr.Gid)
+	if hdr.Uid > 65535 || hdr.Gid > 65535 {
+		c.findings.count("owners above 65535, unmapped in a sandbox", hdr.Name)
+	}
+	// Times that no file system keeps are not worth a refusal.
+	n.mtime = min(max(hdr.ModTime.Unix(), math.MinInt32), 1<<34)
+	n.mtimeNs = uint32(hdr.ModTime.Nanosecond())
+	return c.setXattrs(n, hdr)
+}
+
+const xattrPAX = "SCHILY.xattr."
+
+// xattrBytes bounds the attributes of one file: what Linux lists in one call.
+const xattrBytes = 64 << 10
+
+func (c *converter) setXattrs(n *inode, hdr *tar.Header) error {
+	n.xattrs = nil
+	total := 0
+	for key, value := range hdr.PAXRecords {
+		name, ok := strings.CutPrefix(key, xattrPAX)
+		if !ok {
+			continue
+		}
+		// What the kernel, an LSM or overlayfs reads never comes from an
+		// archive; links and pipes cannot have user attributes.
+		suffix, ok := strings.CutPrefix(name, "user.")
+		if !ok || suffix == "" || strings.HasPrefix(suffix, "overlay.") || !n.isDir() && !n.isRegular() {
+			c.findings.count("attributes left out (all but user.* of files and directories)", hdr.Name)
+			continue
+		}
+		if len(suffix) > maxName || len(value) > math.MaxUint16 {
+			return dsec.Invalid("data", "attribute of %d bytes with a name of %d, want at most %d and %d", len(value), len(name), math.MaxUint16, maxName)
+		}
+		if total += 8 + len(suffix) + len(value); total > xattrBytes {
+			return dsec.Invalid("data", "attributes of more than %d bytes", xattrBytes)
+		}
+		if n.xattrs == nil {
+			n.xattrs = map[string]string{}
+		}
+		n.xattrs[name] = value
+	}
+	return c.addMetadata(total)
+}
+
+// readContent reads a file's data. What the stream has in one piece stays
+// where it is in the scratch; holes are filled into a piece of their own.
+func (c *converter) readContent(n *inode, src *source, tr *tar.Reader, hdr *tar.Header, buf []byte) error {
+	n.size = hdr.Size
+	if !isSparse(hdr) {
+		n.off = src.next()
+		_, err := io.CopyBuffer(discard{}, tr, buf)
+		return err
+	}
+	if err := c.addContent(hdr.Size); err != nil {
+		return err
+	}
+	src.mute = true
+	defer func() { src.mute = false }()
+	n.off = c.scratch.off
+	_, err := io.CopyBuffer(onlyWriter{c.scratch}, onlyReader{tr}, buf)
+	if err == nil && c.scratch.off != n.off+n.size {
+		err = io.ErrUnexpectedEOF
+	}
+	return err
+}
+
+type onlyWriter struct{ io.Writer }
+type onlyReader struct{ io.Reader }
+
+func isSparse(hdr *tar.Header) bool {
+	if hdr.Typeflag == tar.TypeGNUSparse {
+		return true
+	}
+	for key := range hdr.PAXRecords {
+		if strings.HasPrefix(key, "GNU.sparse.") {
+			return true
+		}
+	}
+	return false
+}
+
+// Whiteouts as the OCI image specification has them, after AUFS.
+const (
+	whiteoutPrefix = ".wh."
+	whiteoutMeta   = ".wh..wh."
+	whiteoutOpaque = ".wh..wh..opq"
+)
+
+// whiteout hides what layers below this one put at a place. It never touches
+// what this layer wrote, in whichever order the entries come.
+func (t *tree) whiteout(parts []string) error {
+	base := parts[len(parts)-1]
+	dir, err := t.dir(parts[:len(parts)-1], false)
+	if err != nil || dir == nil {
+		return err // nothing there to hide
+	}
+	switch {
+	case base == whiteoutOpaque:
+		t.prune(dir)
+	case strings.HasPrefix(base, whiteoutMeta):
+		// AUFS's own files.
+	default:
+		name := strings.TrimPrefix(base, whiteoutPrefix)
+		if name == "" || name == "." || name == ".." {
+			return dsec.Invalid("data", "whiteout of %s, want the name of a file", quote(name))
+		}
+		t.pruneName(dir, name)
+	}
+	return nil
+}

@@ -1,0 +1,202 @@
+// Package convert turns an archive of a root file system into one EROFS image
+// without ever unpacking it: names, links and attributes are kept in a tree in
+// memory, contents in a scratch file that has no names, and the image is
+// written from the two.
+//
+// The words: an archive is the byte stream that came in; its kind is told from
+// its content, never from a name. An entry is one member of a tar stream. A
+// layer is one tar stream of an image that has several. The tree is the merged
+// root file system: a path in an archive only ever leads through the tree, so
+// nothing in an archive can name anything outside the image being made.
+//
+//	archive --(gzip, zstd)--> tar --> tree + scratch     a root file system
+//	                                   |
+//	                                   +-> index, manifest, config, layers
+//	                                       each verified, then applied in order
+//	                                       to a second tree   an OCI layout or a docker-archive
+//	tree + scratch --> image
+//
+// The same archive gives the same image, byte for byte.
+package convert
+
+import (
+	"crypto/sha256"
+	"encoding/json"
+	"io"
+
+	"github.com/opendsec/dsec"
+)
+
+// The kinds of archive.
+const (
+	KindRootFS        = "rootfs"
+	KindOCILayout     = "oci-layout"
+	KindDockerArchive = "docker-archive"
+)
+
+// Limits bound what one archive may make of itself. A zero field takes the
+// default named beside it.
+type Limits struct {
+	// ArchiveBytes of the stream as it came in: 32 GiB.
+	ArchiveBytes int64 `json:"archive_bytes,omitempty"`
+	// ContentBytes of all tar streams read, after decompression; a layer that
+	// is listed twice counts twice, holes of sparse files count: 32 GiB.
+	ContentBytes int64 `json:"content_bytes,omitempty"`
+	// Ratio of bytes after decompression to bytes before, looked at once more
+	// than 256 MiB came out: 200.
+	Ratio int64 `json:"ratio,omitempty"`
+	// Entries of all tar streams together, with the directories they imply:
+	// 2,000,000.
+	Entries int64 `json:"entries,omitempty"`
+	// MetadataBytes of all names, link targets and attributes, and of all
+	// paths of the final tree: 512 MiB.
+	MetadataBytes int64 `json:"metadata_bytes,omitempty"`
+	// Depth of directories: 256.
+	Depth int `json:"depth,omitempty"`
+	// Layers of one image: 512.
+	Layers int `json:"layers,omitempty"`
+	// DocumentBytes of one index, manifest or configuration: 4 MiB.
+	DocumentBytes int64 `json:"document_bytes,omitempty"`
+	// WindowBytes is the largest zstd window: 128 MiB.
+	WindowBytes uint64 `json:"window_bytes,omitempty"`
+	// MemoryBytes that the process which converts may use: 4 GiB.
+	MemoryBytes int64 `json:"memory_bytes,omitempty"`
+}
+
+// ratioFloor is how much may come out of a decompressor before Limits.Ratio
+// counts: small archives of zeros are ordinary.
+const ratioFloor = 256 << 20
+
+// WithDefaults fills the zero fields.
+func (l Limits) WithDefaults() Limits {
+	def(&l.ArchiveBytes, 32<<30)
+	def(&l.ContentBytes, 32<<30)
+	def(&l.Ratio, 200)
+	def(&l.Entries, 2_000_000)
+	def(&l.MetadataBytes, 512<<20)
+	def(&l.Depth, 256)
+	def(&l.Layers, 512)
+	def(&l.DocumentBytes, 4<<20)
+	def(&l.WindowBytes, 128<<20)
+	def(&l.MemoryBytes, 4<<30)
+	return l
+}
+
+func def[T int | int64 | uint64](p *T, v T) {
+	if *p == 0 {
+		*p = v
+	}
+}
+
+// File is what an image or the scratch is written to; *os.File is one.
+type File interface {
+	io.ReaderAt
+	io.WriterAt
+	Truncate(size int64) error
+}
+
+// Options of one conversion.
+type Options struct {
+	// Select is the image wanted from an archive that holds several: a tag or
+	// a digest.
+	Select string `json:"select,omitempty"`
+	Limits Limits `json:"limits"`
+}
+
+// Result is what a conversion made.
+type Result struct {
+	Kind   string `json:"kind"`
+	Size   int64  `json:"size"`  // bytes of the image
+	Files  int64  `json:"files"` // names in the image, its root not counted
+	Config Config `json:"config"`
+	// Findings are remarks of the lint and what was left out of the image.
+	Findings []string `json:"findings,omitempty"`
+}
+
+// Convert reads the archive to its end and writes the image. Errors that the
+// archive caused are invalid or unsupported and name the entry at fault; a
+// full disk is exhausted. Both files must be empty; on error their content
+// means nothing.
+func Convert(archive io.Reader, image, scratch File, opt Options) (Result, error) {
+	c := &converter{limits: opt.Limits.WithDefaults(), scratch: &spool{f: scratch}}
+	c.findings.init()
+	outer := newTree(c)
+	if err := c.readArchive(outer, archive); err != nil {
+		return Result{}, err
+	}
+	res := Result{Kind: KindRootFS}
+	tree := outer
+	kind, err := c.kindOf(outer)
+	if err != nil {
+		return Result{}, err
+	}
+	if kind != KindRootFS {
+		img, err := c.selectImage(outer, kind, opt.Select)
+		if err != nil {
+			return Result{}, err
+		}
+		if tree, err = c.merge(img); err != nil {
+			return Result{}, err
+		}
+		res.Kind, res.Config = kind, img.config
+	} else if opt.Select != "" {
+		return Result{}, dsec.Invalid("select", "a root file system archive holds no images to select from, want it empty")
+	}
+	if err := tree.checkMountPoints(); err != nil {
+		return Result{}, err
+	}
+	if err := tree.finish(); err != nil {
+		return Result{}, err
+	}
+	if res.Files, res.Size, err = c.writeImage(tree, image, identity(res.Config)); err != nil {
+		return Result{}, err
+	}
+	c.lintTree(tree)
+	res.Findings = c.findings.list()
+	return res, nil
+}
+
+// identity is put into the image as its UUID, so that two images of the same
+// files but other configurations have different digests.
+func identity(cfg Config) (id [16]byte) {
+	doc, err := json.Marshal(cfg)
+	if err != nil {
+		panic(err) // strings only
+	}
+	sum := sha256.Sum256(doc)
+	copy(id[:], sum[:])
+	return id
+}
+
+// converter is the state of one conversion.
+type converter struct {
+	limits   Limits
+	scratch  *spool
+	findings findings
+
+	content  int64 // bytes of tar streams read
+	entries  int64
+	metadata int64 // bytes of names, targets, attributes
+}
+
+func (c *converter) addEntry(n int64) error {
+	if c.entries += n; c.entries > c.limits.Entries {
+		return dsec.Invalid("data", "more than %d entries", c.limits.Entries)
+	}
+	return nil
+}
+
+func (c *converter) addMetadata(n int) error {
+	if c.metadata += int64(n); c.metadata > c.limits.MetadataBytes {
+		return dsec.Invalid("data", "names and attributes take more than %d bytes", c.limits.MetadataBytes)
+	}
+	return nil
+}
+
+func (c *converter) addContent(n int64) error {
+	if n < 0 || n > c.limits.ContentBytes-c.content {
+		return dsec.Invalid("data", "more than %d bytes after decompression", c.limits.ContentBytes)
+	}
+	c.content += n
+	return nil
+}

@@ -1,0 +1,158 @@
+package convert
+
+import (
+	"fmt"
+	"io"
+	"io/fs"
+	"path"
+	"strings"
+	"time"
+
+	"github.com/erofs/go-erofs"
+	"golang.org/x/sys/unix"
+)
+
+// writeImage writes the tree with go-erofs, then does what go-erofs cannot:
+// it joins the names of one inode, and names the image's configuration.
+func (c *converter) writeImage(t *tree, out File, id [16]byte) (files, size int64, err error) {
+	img := newImageFile(out)
+	w := erofs.Create(img, erofs.WithBuildTime(0, 0), erofs.WithBlockSize(blockSize))
+	if err := w.CopyFrom(treeFS{t: t, c: c}); err != nil {
+		return 0, 0, fmt.Errorf("plan image: %w", diskError(err))
+	}
+	if err := w.Close(); err != nil {
+		return 0, 0, fmt.Errorf("write image: %w", diskError(err))
+	}
+	if err := img.close(); err != nil {
+		return 0, 0, fmt.Errorf("write image: %w", err)
+	}
+	if err := patchImage(out, img.size, t, id); err != nil {
+		return 0, 0, fmt.Errorf("link names: %w", diskError(err))
+	}
+	return t.files, img.size, nil
+}
+
+// treeFS shows the finished tree to go-erofs. Only the first name of an inode
+// has its content; the others are empty files until patchImage.
+type treeFS struct {
+	t *tree
+	c *converter
+}
+
+// find trusts the name: go-erofs made it of names that ReadDir gave.
+func (f treeFS) find(name string) (dir, n *inode, base string) {
+	n = f.t.root
+	if name == "." {
+		return nil, n, "."
+	}
+	for part := range strings.SplitSeq(name, "/") {
+		dir, n, base = n, n.children[part].n, part
+	}
+	return dir, n, base
+}
+
+func (f treeFS) info(dir, n *inode, base string) fs.FileInfo {
+	i := fileInfo{name: base, n: n}
+	if !n.isDir() && (n.firstDir != dir || n.firstName != base) {
+		i.n = &inode{mode: n.mode, nlink: 1, target: "."}
+	}
+	return i
+}
+
+// Stat implements fs.StatFS.
+func (f treeFS) Stat(name string) (fs.FileInfo, error) {
+	dir, n, base := f.find(name)
+	return f.info(dir, n, base), nil
+}
+
+// Open implements fs.FS; it is called for files with content.
+func (f treeFS) Open(name string) (fs.File, error) {
+	_, n, _ := f.find(name)
+	return &content{c: f.c, n: n, name: name}, nil
+}
+
+// ReadDir implements fs.ReadDirFS.
+func (f treeFS) ReadDir(name string) ([]fs.DirEntry, error) {
+	_, n, _ := f.find(name)
+	list := make([]fs.DirEntry, len(n.names))
+	for i, base := range n.names {
+		list[i] = fs.FileInfoToDirEntry(f.info(n, n.children[base].n, base))
+	}
+	return list, nil
+}
+
+// ReadLink is what go-erofs asks for the target of a symbolic link.
+func (f treeFS) ReadLink(name string) (string, error) {
+	dir, n, base := f.find(name)
+	return f.info(dir, n, base).(fileInfo).n.target, nil
+}
+
+type fileInfo struct {
+	name string
+	n    *inode
+}
+
+func (i fileInfo) Name() string       { return i.name }
+func (i fileInfo) Size() int64        { return i.n.size }
+func (i fileInfo) IsDir() bool        { return i.n.isDir() }
+func (i fileInfo) ModTime() time.Time { return time.Unix(i.n.mtime, int64(i.n.mtimeNs)) }
+
+func (i fileInfo) Mode() fs.FileMode {
+	m := fs.FileMode(i.n.mode & 0o777)
+	switch i.n.mode & unix.S_IFMT {
+	case unix.S_IFDIR:
+		m |= fs.ModeDir
+	case unix.S_IFLNK:
+		m |= fs.ModeSymlink
+	case unix.S_IFIFO:
+		m |= fs.ModeNamedPipe
+	}
+	if i.n.mode&unix.S_ISUID != 0 {
+		m |= fs.ModeSetuid
+	}
+	if i.n.mode&unix.S_ISGID != 0 {
+		m |= fs.ModeSetgid
+	}
+	if i.n.mode&unix.S_ISVTX != 0 {
+		m |= fs.ModeSticky
+	}
+	return m
+}
+
+// Sys gives go-erofs what fs.FileInfo has no method for.
+func (i fileInfo) Sys() any {
+	return &erofs.Stat{
+		UID: i.n.uid, GID: i.n.gid, Nlink: int(i.n.nlink), Xattrs: i.n.xattrs,
+		Mtime: uint64(i.n.mtime), MtimeNs: i.n.mtimeNs,
+	}
+}
+
+// content reads one file from the scratch. What goes by is looked at by the
+// lint, so that no byte is read twice for it.
+type content struct {
+	c    *converter
+	n    *inode
+	name string
+	off  int64
+}
+
+func (f *content) Stat() (fs.FileInfo, error) { return fileInfo{path.Base(f.name), f.n}, nil }
+func (f *content) Close() error               { return nil }
+
+func (f *content) Read(p []byte) (int, error) {
+	if f.off >= f.n.size {
+		return 0, io.EOF
+	}
+	p = p[:min(int64(len(p)), f.n.size-f.off)]
+	n, err := f.c.scratch.f.ReadAt(p, f.n.off+f.off)
+	if n == len(p) {
+		err = nil
+	} else if err == io.EOF {
+		err = io.ErrUnexpectedEOF
+	}
+	if f.off == 0 {
+		f.c.lintContent(f.name, p[:n])
+	}
+	f.off += int64(n)
+	return n, err
+}

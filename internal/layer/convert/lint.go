@@ -1,0 +1,192 @@
+package convert
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"path"
+	"regexp"
+	"strconv"
+	"strings"
+)
+
+// findings are remarks for whoever imports: what was left out, and what looks
+// like a secret or like the answer to a task. They never fail an import.
+type findings struct {
+	lines   []string
+	more    int
+	counted map[string]*tally
+	order   []string
+}
+
+type tally struct {
+	n     int
+	first string
+}
+
+// maxFindings bounds the list; what is beyond it is counted.
+const maxFindings = 200
+
+func (f *findings) init() { f.counted = map[string]*tally{} }
+
+func (f *findings) add(name, what string) {
+	if len(f.lines) == maxFindings {
+		f.more++
+		return
+	}
+	f.lines = append(f.lines, quote("/"+name)+": "+what)
+}
+
+// count is for what may be true of very many files: told once.
+func (f *findings) count(what, name string) {
+	t := f.counted[what]
+	if t == nil {
+		t = &tally{first: name}
+		f.counted[what] = t
+		f.order = append(f.order, what)
+	}
+	t.n++
+}
+
+func (f *findings) list() []string {
+	list := f.lines
+	if f.more > 0 {
+		list = append(list, fmt.Sprintf("%d findings more", f.more))
+	}
+	for _, what := range f.order {
+		t := f.counted[what]
+		list = append(list, fmt.Sprintf("%s: %d, the first at %s", what, t.n, quote(t.first)))
+	}
+	return list
+}
+
+// quote makes a name of an archive fit to show, short and on one line.
+func quote(s string) string {
+	const most = 200
+	if len(s) > most {
+		s = s[:most] + "..."
+	}
+	return strconv.QuoteToASCII(s)
+}
+
+// lintSize is how much of a file's start is looked at for keys.
+const lintSize = 64 << 10
+
+var (
+	privateKey = regexp.MustCompile(`-----BEGIN (?:[A-Z0-9]+ ){0,3}PRIVATE KEY(?: BLOCK)?-----`)
+	tokens     = []struct {
+		hint []byte // searched first: it is fast
+		re   *regexp.Regexp
+		what string
+	}{
+		{[]byte("PRIVATE KEY"), privateKey, "a private key"},
+		{[]byte("AKIA"), regexp.MustCompile(`\bAKIA[0-9A-Z]{16}\b`), "an AWS access key"},
+		{[]byte("ASIA"), regexp.MustCompile(`\bASIA[0-9A-Z]{16}\b`), "an AWS access key"},
+		{[]byte("ghp_"), regexp.MustCompile(`\bghp_[0-9A-Za-z]{36}\b`), "a GitHub token"},
+		{[]byte("github_pat_"), regexp.MustCompile(`\bgithub_pat_[0-9A-Za-z_]{40,}`), "a GitHub token"},
+		{[]byte("glpat-"), regexp.MustCompile(`\bglpat-[0-9A-Za-z_-]{20}`), "a GitLab token"},
+		{[]byte("xoxb-"), regexp.MustCompile(`\bxoxb-[0-9A-Za-z-]{20,}`), "a Slack token"},
+		{[]byte("sk-ant-"), regexp.MustCompile(`\bsk-ant-[0-9A-Za-z_-]{20,}`), "an API key"},
+		{[]byte("e2b_"), regexp.MustCompile(`\be2b_[0-9a-f]{40,}\b`), "an API key"},
+	}
+	// credentials are files whose whole purpose is to hold a secret; the
+	// expression tells a filled-in one from an empty one.
+	credentials = map[string]*regexp.Regexp{
+		".npmrc":              regexp.MustCompile(`_auth(?:Token)?\s*=\s*[^\s$]`),
+		".pypirc":             regexp.MustCompile(`(?m)^\s*password\s*[=:]\s*\S`),
+		".netrc":              regexp.MustCompile(`(?s)\bpassword\s+\S`),
+		".git-credentials":    regexp.MustCompile(`://[^/\s]+:[^/\s]+@`),
+		".docker/config.json": regexp.MustCompile(`"auth"\s*:\s*"[^"]`),
+		".aws/credentials":    regexp.MustCompile(`aws_secret_access_key\s*=\s*\S`),
+		"kubeconfig":          regexp.MustCompile(`client-key-data:\s*\S`),
+		".kube/config":        regexp.MustCompile(`client-key-data:\s*\S|token:\s*\S`),
+	}
+)
+
+// lintContent looks at the start of a file for what has the shape of a secret.
+func (c *converter) lintContent(name string, head []byte) {
+	head = head[:min(len(head), lintSize)]
+	for _, t := range tokens {
+		if bytes.Contains(head, t.hint) && t.re.Match(head) {
+			c.findings.add(name, "holds what looks like "+t.what)
+			break
+		}
+	}
+	for _, key := range []string{path.Base(name), path.Join(path.Base(path.Dir(name)), path.Base(name))} {
+		if re := credentials[key]; re != nil && re.Match(head) {
+			c.findings.add(name, "holds credentials")
+		}
+	}
+}
+
+// lintTree looks for files by name: the platform's own, and git repositories
+// that hold more than the commit that is checked out.
+func (c *converter) lintTree(t *tree) { c.lintDir(t.root, "") }
+
+func (c *converter) lintDir(dir *inode, at string) {
+	for _, name := range dir.names {
+		n, where := dir.children[name].n, path.Join(at, name)
+		switch {
+		case strings.HasPrefix(name, ".dsec"):
+			c.findings.add(where, "has a name that the platform uses")
+		case strings.HasPrefix(name, whiteoutPrefix):
+			c.findings.add(where, "has the name of a whiteout, which is an ordinary file here")
+		}
+		if n.isDir() {
+			if n.children["HEAD"].n != nil && n.children["objects"].n != nil {
+				c.lintGit(n, where)
+			}
+			c.lintDir(n, where)
+		}
+	}
+}
+
+// lintGit reports what in a repository may lead to commits other than HEAD's:
+// the fix that a task asks for is often one of them.
+func (c *converter) lintGit(git *inode, at string) {
+	head := strings.TrimSpace(strings.TrimPrefix(c.head(git.children["HEAD"].n), "ref:"))
+	if logs := git.children["logs"].n; logs != nil && logs.isDir() && len(logs.children) > 0 {
+		c.findings.add(at, "git: reflogs, which name earlier and later commits")
+	}
+	for _, name := range []string{"ORIG_HEAD", "FETCH_HEAD", "MERGE_HEAD"} {
+		if git.children[name].n != nil {
+			c.findings.add(at, "git: "+name+", which names another commit")
+		}
+	}
+	others := 0
+	for line := range strings.SplitSeq(c.head(git.children["packed-refs"].n), "\n") {
+		if _, ref, ok := strings.Cut(line, " "); ok && line[0] != '#' && ref != head {
+			others++
+		}
+	}
+	if refs := git.children["refs"].n; refs != nil {
+		others += countRefs(refs, "refs", head)
+	}
+	if others > 0 {
+		c.findings.add(at, fmt.Sprintf("git: %d references besides the branch that is checked out", others))
+	}
+}
+
+func countRefs(dir *inode, at, head string) (n int) {
+	for name, e := range dir.children {
+		ref := at + "/" + name
+		if e.n.isDir() {
+			n += countRefs(e.n, ref, head)
+		} else if ref != head {
+			n++
+		}
+	}
+	return n
+}
+
+// head is the start of a small text file; empty if there is none.
+func (c *converter) head(n *inode) string {
+	if n == nil || !n.isRegular() {
+		return ""
+	}
+	b, err := io.ReadAll(c.scratch.section(n.off, min(n.size, 1<<20)))
+	if err != nil {
+		return ""
+	}
+	return string(b)
+}

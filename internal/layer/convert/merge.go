@@ -1,0 +1,119 @@
+package convert
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"io"
+	"runtime"
+	"slices"
+	"strings"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+
+	"github.com/opendsec/dsec"
+)
+
+// merge applies the layers of an image, lowest first, to a tree of their own.
+func (c *converter) merge(img *image) (*tree, error) {
+	t := newTree(c)
+	for i, b := range img.layers {
+		t.layer = i + 1
+		if err := c.mergeLayer(t, b); err != nil {
+			var e *dsec.Error
+			if errors.As(err, &e) && e.Code == dsec.CodeInvalid {
+				return nil, dsec.Invalid(e.Field, "layer %d of %d: %s", i+1, len(img.layers), e.Message)
+			}
+			return nil, err
+		}
+	}
+	return t, nil
+}
+
+func (c *converter) mergeLayer(t *tree, b blob) error {
+	raw := c.scratch.section(b.off, b.size)
+	if b.digest != "" {
+		h := sha256.New()
+		if _, err := io.CopyBuffer(onlyWriter{h}, onlyReader{raw}, make([]byte, copySize)); err != nil {
+			return err
+		}
+		if got := sum(h.Sum(nil)); got != b.digest {
+			return dsec.Invalid("data", "%s has digest %s", b.what, got)
+		}
+		if _, err := raw.Seek(0, io.SeekStart); err != nil {
+			return err
+		}
+	}
+	in, done, err := c.open(raw)
+	if err != nil {
+		return err
+	}
+	defer done()
+	h := sha256.New()
+	_, packed := in.(*inflated)
+	// A layer that is not compressed is in the scratch already.
+	src := &source{c: c, r: in, hash: h, keep: packed, off: b.off}
+	if err := c.apply(t, src, true); err != nil {
+		return err
+	}
+	src.mute = true
+	if _, err := io.CopyBuffer(discard{}, src, make([]byte, copySize)); err != nil {
+		return err
+	}
+	if got := sum(h.Sum(nil)); got != b.diffID {
+		return dsec.Invalid("data", "%s unpacks to digest %s, the configuration says %s", b.what, got, b.diffID)
+	}
+	return nil
+}
+
+func sum(h []byte) string { return "sha256:" + hex.EncodeToString(h) }
+
+func digestOf(doc []byte) string {
+	h := sha256.Sum256(doc)
+	return sum(h[:])
+}
+
+// forThisNode reports whether an image may run here. What says nothing may.
+func forThisNode(p *v1.Platform) bool {
+	return p == nil || (p.OS == "" || p.OS == "linux") && (p.Architecture == "" || p.Architecture == runtime.GOARCH)
+}
+
+func thisPlatform() string { return "linux/" + runtime.GOARCH }
+
+// pick finds the one image meant. names holds for each image its digest and
+// its names; select may leave out the registry or all but the tag.
+func pick(names [][]string, sel string) (int, error) {
+	var found []int
+	for i, all := range names {
+		if sel == "" || slices.ContainsFunc(all, func(n string) bool { return n != "" && means(n, sel) }) {
+			found = append(found, i)
+		}
+	}
+	if len(found) == 1 {
+		return found[0], nil
+	}
+	var have []string
+	for _, all := range names {
+		for _, n := range slices.Backward(all) {
+			if n != "" && len(have) < 20 {
+				have = append(have, quote(n))
+				break
+			}
+		}
+	}
+	list := strings.Join(have, ", ")
+	switch {
+	case len(names) == 0:
+		return 0, dsec.Invalid("data", "the archive holds no image for %s", thisPlatform())
+	case sel == "":
+		return 0, dsec.Invalid("select", "the archive holds %d images, want one of: %s", len(names), list)
+	case len(found) == 0:
+		return 0, dsec.Invalid("select", "no image %s, want one of: %s", quote(sel), list)
+	}
+	return 0, dsec.Invalid("select", "%s means %d images, want one of: %s", quote(sel), len(found), list)
+}
+
+// means reports whether sel means the image that name names.
+func means(name, sel string) bool {
+	return name == sel || strings.HasSuffix(name, "/"+sel) || !strings.Contains(sel, "/") && strings.HasSuffix(name, ":"+sel)
+}

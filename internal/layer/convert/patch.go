@@ -1,0 +1,186 @@
+package convert
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+// The parts of EROFS's format that patching needs; all little-endian. See
+// https://docs.kernel.org/filesystems/erofs.html.
+const (
+	blockSize   = 4096
+	superOffset = 1024
+	superSize   = 128
+	superRoot   = 14 // u16
+	superInodes = 16 // u64
+	superMeta   = 40 // u32
+	superUUID   = 48 // 16 bytes
+
+	inodeSlot   = 32
+	direntSize  = 12
+	flatPlain   = 0
+	flatInline  = 2
+	layoutShift = 1
+)
+
+var errFormat = errors.New("the image is not as go-erofs is known to write it")
+
+// patcher joins the names of inodes that have several: go-erofs gives each
+// name an inode of its own, so the other names' entries are made to lead to
+// the first one's. The empty inodes they led to are left, unreachable.
+type patcher struct {
+	f     File
+	size  int64
+	meta  int64
+	nid   map[*inode]uint64 // of first names
+	later []laterName
+}
+
+// laterName is an entry to be redirected.
+type laterName struct {
+	off int64 // of the entry in the image
+	n   *inode
+}
+
+func patchImage(f File, size int64, t *tree, id [16]byte) error {
+	super := make([]byte, superSize)
+	if _, err := f.ReadAt(super, superOffset); err != nil {
+		return err
+	}
+	p := &patcher{
+		f: f, size: size, nid: map[*inode]uint64{},
+		meta: int64(binary.LittleEndian.Uint32(super[superMeta:])) * blockSize,
+	}
+	if t.root.links {
+		if err := p.dir(t.root, uint64(binary.LittleEndian.Uint16(super[superRoot:]))); err != nil {
+			return err
+		}
+	}
+	var nid [8]byte
+	for _, l := range p.later {
+		n, ok := p.nid[l.n]
+		if !ok {
+			return errFormat
+		}
+		binary.LittleEndian.PutUint64(nid[:], n)
+		if _, err := f.WriteAt(nid[:], l.off); err != nil {
+			return err
+		}
+	}
+	inodes := binary.LittleEndian.Uint64(super[superInodes:])
+	binary.LittleEndian.PutUint64(super[superInodes:], inodes-uint64(len(p.later)))
+	copy(super[superUUID:], id[:])
+	_, err := f.WriteAt(super, superOffset)
+	return err
+}
+
+// dir finds the entries of inodes with several names in one directory of the
+// image and those below.
+func (p *patcher) dir(dir *inode, nid uint64) error {
+	off, size, err := p.entries(nid)
+	if err != nil {
+		return err
+	}
+	seen := 0
+	for start := int64(0); start < size; start += blockSize {
+		block := make([]byte, min(blockSize, size-start))
+		if _, err := p.f.ReadAt(block, off+start); err != nil {
+			return fmt.Errorf("read directory: %w", err)
+		}
+		n, err := p.block(dir, block, off+start)
+		if err != nil {
+			return err
+		}
+		seen += n
+	}
+	if seen != len(dir.names) {
+		return errFormat
+	}
+	return nil
+}
+
+// block looks at the entries of one block and counts those that are names of
+// the tree.
+func (p *patcher) block(dir *inode, block []byte, off int64) (seen int, err error) {
+	if len(block) < direntSize {
+		return 0, errFormat
+	}
+	count := int(binary.LittleEndian.Uint16(block[8:])) / direntSize
+	if count == 0 || count*direntSize > len(block) {
+		return 0, errFormat
+	}
+	for i := range count {
+		entry := block[i*direntSize:]
+		from, to := int(binary.LittleEndian.Uint16(entry[8:])), len(block)
+		if i+1 < count {
+			to = int(binary.LittleEndian.Uint16(entry[direntSize+8:]))
+		}
+		if from >= to || to > len(block) {
+			return 0, errFormat
+		}
+		name := string(bytes.TrimRight(block[from:to], "\x00"))
+		if name == "." || name == ".." {
+			continue
+		}
+		n := dir.children[name].n
+		if n == nil {
+			return 0, errFormat
+		}
+		seen++
+		nid := binary.LittleEndian.Uint64(entry)
+		switch {
+		case n.isDir() && n.links:
+			if err := p.dir(n, nid); err != nil {
+				return 0, err
+			}
+		case n.isDir() || n.nlink == 1:
+		case n.firstDir == dir && n.firstName == name:
+			p.nid[n] = nid
+		default:
+			p.later = append(p.later, laterName{off + int64(i*direntSize), n})
+		}
+	}
+	return seen, nil
+}
+
+// entries finds where the entries of a directory are in the image.
+func (p *patcher) entries(nid uint64) (off, size int64, err error) {
+	pos := p.meta + int64(nid)*inodeSlot
+	var inode [64]byte
+	if pos < 0 || pos+inodeSlot > p.size {
+		return 0, 0, errFormat
+	}
+	if _, err := p.f.ReadAt(inode[:min(64, p.size-pos)], pos); err != nil {
+		return 0, 0, err
+	}
+	format := binary.LittleEndian.Uint16(inode[0:])
+	if binary.LittleEndian.Uint16(inode[4:])&unix.S_IFMT != unix.S_IFDIR {
+		return 0, 0, errFormat
+	}
+	core := int64(32)
+	if format&1 != 0 {
+		core, size = 64, int64(binary.LittleEndian.Uint64(inode[8:]))
+	} else {
+		size = int64(binary.LittleEndian.Uint32(inode[8:]))
+	}
+	var xattrs int64
+	if n := binary.LittleEndian.Uint16(inode[2:]); n > 0 {
+		xattrs = 12 + 4*int64(n-1)
+	}
+	switch format >> layoutShift & 7 {
+	case flatPlain:
+		off = int64(binary.LittleEndian.Uint32(inode[16:])) * blockSize
+	case flatInline:
+		off = pos + core + xattrs
+	default:
+		return 0, 0, errFormat
+	}
+	if size < 0 || off+size > p.size {
+		return 0, 0, errFormat
+	}
+	return off, size, nil
+}

@@ -1,0 +1,277 @@
+package convert
+
+import (
+	"maps"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opendsec/dsec"
+)
+
+// Bounds that Linux sets.
+const (
+	maxName   = 255
+	maxPath   = 4095
+	maxTarget = 4095
+	maxHops   = 40 // symbolic links followed in one look-up
+)
+
+// inode is a file of the tree; several names may lead to one that is not a
+// directory.
+type inode struct {
+	mode     uint32 // type and permission bits, as in stat(2)
+	uid, gid uint32
+	nlink    uint32 // counted by finish
+	mtime    int64  // seconds
+	mtimeNs  uint32
+	xattrs   map[string]string
+	target   string // of a symbolic link
+	off      int64  // of a regular file's content in the scratch
+	size     int64
+	children map[string]dirent // of a directory
+	pruned   int               // last layer whose whiteouts were applied to everything below
+
+	// Set by finish. The first name is the one that carries the content of an
+	// inode with several; links says that a directory leads to such names.
+	names     []string // of a directory: its children, sorted
+	firstDir  *inode
+	firstName string
+	links     bool
+}
+
+// dirent is one name of an inode.
+type dirent struct {
+	n     *inode
+	layer int // that gave the name
+}
+
+func (n *inode) isDir() bool     { return n.mode&unix.S_IFMT == unix.S_IFDIR }
+func (n *inode) isSymlink() bool { return n.mode&unix.S_IFMT == unix.S_IFLNK }
+func (n *inode) isRegular() bool { return n.mode&unix.S_IFMT == unix.S_IFREG }
+
+// tree is a root file system in memory.
+type tree struct {
+	c     *converter
+	root  *inode
+	layer int // being applied
+	paths int64
+	files int64
+}
+
+func newTree(c *converter) *tree {
+	return &tree{c: c, root: newDir()}
+}
+
+func newDir() *inode {
+	return &inode{mode: unix.S_IFDIR | 0o755, children: map[string]dirent{}}
+}
+
+// splitPath checks a name of an archive and gives its parts. A leading slash
+// and "." are dropped: the name starts at the image's root whatever it says.
+func splitPath(name string) ([]string, error) {
+	switch {
+	case name == "":
+		return nil, dsec.Invalid("data", "empty name")
+	case len(name) > maxPath:
+		return nil, dsec.Invalid("data", "name of %d bytes, want at most %d", len(name), maxPath)
+	case strings.IndexByte(name, 0) >= 0:
+		return nil, dsec.Invalid("data", "name with a NUL byte")
+	}
+	var parts []string
+	for part := range strings.SplitSeq(name, "/") {
+		switch {
+		case part == "" || part == ".":
+		case part == "..":
+			return nil, dsec.Invalid("data", "name with a \"..\" part")
+		case len(part) > maxName:
+			return nil, dsec.Invalid("data", "name part of %d bytes, want at most %d", len(part), maxName)
+		default:
+			parts = append(parts, part)
+		}
+	}
+	return parts, nil
+}
+
+// dir finds the directory that parts lead to, following symbolic links inside
+// the tree as a kernel whose root it were. With create, what is missing is
+// made, and what stands in the way (and is no link) is replaced. Without, it
+// returns nil where there is no such directory.
+func (t *tree) dir(parts []string, create bool) (*inode, error) {
+	stack := []*inode{t.root}
+	hops := 0
+	for len(parts) > 0 {
+		part, cur := parts[0], stack[len(stack)-1]
+		parts = parts[1:]
+		if part == ".." {
+			stack = stack[:max(1, len(stack)-1)]
+			continue
+		}
+		child := cur.children[part].n
+		if child != nil && child.isSymlink() {
+			if hops++; hops > maxHops {
+				return nil, dsec.Invalid("data", "more than %d symbolic links on the way", maxHops)
+			}
+			next := linkParts(child.target)
+			if strings.HasPrefix(child.target, "/") {
+				stack = stack[:1]
+			}
+			parts = append(next, parts...)
+			continue
+		}
+		if child == nil || !child.isDir() {
+			if !create {
+				return nil, nil
+			}
+			child = newDir()
+			if err := t.add(cur, part, child); err != nil {
+				return nil, err
+			}
+		}
+		if stack = append(stack, child); len(stack) > t.c.limits.Depth {
+			return nil, dsec.Invalid("data", "directories more than %d deep", t.c.limits.Depth)
+		}
+	}
+	return stack[len(stack)-1], nil
+}
+
+// linkParts are the parts of a link's target, ".." among them.
+func linkParts(target string) []string {
+	return slices.DeleteFunc(strings.Split(target, "/"), func(s string) bool { return s == "" || s == "." || len(s) > maxName })
+}
+
+// add gives n the name in dir, replacing what had it.
+func (t *tree) add(dir *inode, name string, n *inode) error {
+	if err := t.c.addEntry(1); err != nil {
+		return err
+	}
+	if err := t.c.addMetadata(len(name)); err != nil {
+		return err
+	}
+	dir.children[name] = dirent{n, t.layer}
+	return nil
+}
+
+// lookup finds the inode with a name, following symbolic links everywhere if
+// follow is set, else only on the way. It returns nil if there is none.
+func (t *tree) lookup(parts []string, follow bool) (*inode, error) {
+	for range maxHops {
+		if len(parts) == 0 {
+			return t.root, nil
+		}
+		dir, err := t.dir(parts[:len(parts)-1], false)
+		if err != nil || dir == nil {
+			return nil, err
+		}
+		n := dir.children[parts[len(parts)-1]].n
+		if n == nil || !follow || !n.isSymlink() {
+			return n, nil
+		}
+		next := linkParts(n.target)
+		if !strings.HasPrefix(n.target, "/") {
+			next = append(slices.Clone(parts[:len(parts)-1]), next...)
+		}
+		if parts, err = lexical(next); err != nil {
+			return nil, err
+		}
+	}
+	return nil, dsec.Invalid("data", "more than %d symbolic links on the way", maxHops)
+}
+
+// lexical resolves ".." by name; used only to find documents of an archive,
+// whose links stay in one directory or its parent.
+func lexical(parts []string) ([]string, error) {
+	var out []string
+	for _, p := range parts {
+		if p == ".." {
+			out = out[:max(0, len(out)-1)]
+		} else {
+			out = append(out, p)
+		}
+	}
+	return out, nil
+}
+
+// prune removes from dir what layers below the current one put there, and
+// keeps what the current one wrote. A directory stays if something in it does.
+func (t *tree) prune(dir *inode) {
+	if dir.pruned == t.layer {
+		return // nothing of a lower layer can have come back
+	}
+	dir.pruned = t.layer
+	for name := range dir.children {
+		t.pruneName(dir, name)
+	}
+}
+
+func (t *tree) pruneName(dir *inode, name string) {
+	e, ok := dir.children[name]
+	if !ok {
+		return
+	}
+	if e.n.isDir() {
+		t.prune(e.n)
+	}
+	if e.layer != t.layer && len(e.n.children) == 0 {
+		delete(dir.children, name)
+	}
+}
+
+// checkMountPoints refuses an image in which a directory that the platform
+// mounts on is something else: a link there points at a place of its choice.
+func (t *tree) checkMountPoints() error {
+	for _, name := range []string{"proc", "sys", "dev"} {
+		if n := t.root.children[name].n; n != nil && !n.isDir() {
+			return dsec.Invalid("data", "/%s in the image is not a directory", name)
+		}
+	}
+	return nil
+}
+
+// finish sorts the names, counts links and settles which name of an inode is
+// its first. The tree does not change afterwards.
+func (t *tree) finish() error {
+	if err := t.finishDir(t.root, 0); err != nil {
+		return err
+	}
+	markLinks(t.root)
+	return nil
+}
+
+func (t *tree) finishDir(dir *inode, pathLen int) error {
+	dir.names = slices.Sorted(maps.Keys(dir.children))
+	dir.nlink = 2
+	for _, name := range dir.names {
+		n := dir.children[name].n
+		t.files++
+		length := pathLen + 1 + len(name)
+		if length > maxPath {
+			return dsec.Invalid("data", "a path of the image has more than %d bytes", maxPath)
+		}
+		// go-erofs keeps each path as a string.
+		if t.paths += int64(length); t.paths > t.c.limits.MetadataBytes {
+			return dsec.Invalid("data", "the paths of the image take more than %d bytes", t.c.limits.MetadataBytes)
+		}
+		if n.isDir() {
+			dir.nlink++
+			if err := t.finishDir(n, length); err != nil {
+				return err
+			}
+			continue
+		}
+		if n.nlink++; n.nlink == 1 {
+			n.firstDir, n.firstName = dir, name
+		}
+	}
+	return nil
+}
+
+func markLinks(dir *inode) bool {
+	for _, e := range dir.children {
+		if e.n.isDir() && markLinks(e.n) || !e.n.isDir() && e.n.nlink > 1 {
+			dir.links = true
+		}
+	}
+	return dir.links
+}

@@ -1,0 +1,118 @@
+package layer
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"runtime/debug"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/layer/convert"
+)
+
+// HelperMain is the import helper: `dsec import-helper <options as JSON>`,
+// started by a store with the archive as standard input and three descriptors
+// after standard error. It gives up every right before it reads a byte of the
+// archive, converts it, reports, and exits. It never returns.
+func HelperMain() {
+	if err := helperMain(); err != nil {
+		fmt.Fprintln(os.Stderr, "dsec import-helper:", err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+func helperMain() error {
+	if len(os.Args) == 0 {
+		return errors.New("no arguments")
+	}
+	var opt convert.Options
+	if err := json.Unmarshal([]byte(os.Args[len(os.Args)-1]), &opt); err != nil {
+		return fmt.Errorf("options: %w", err)
+	}
+	opt.Limits = opt.Limits.WithDefaults()
+	// Not from its parent but from a shell: there is nothing to convert.
+	for fd := fdImage; fd < fdEnd; fd++ {
+		var st unix.Stat_t
+		if err := unix.Fstat(fd, &st); err != nil {
+			return errors.New("is run by the layer store only")
+		}
+	}
+	findings, err := confineHelper(opt.Limits)
+	if err != nil {
+		return fmt.Errorf("confine: %w", err)
+	}
+	image, scratch := os.NewFile(fdImage, "image"), os.NewFile(fdScratch, "scratch")
+	res, err := convert.Convert(os.Stdin, image, scratch, opt)
+	rep := report{Result: &res}
+	if err != nil {
+		var e *dsec.Error
+		if !errors.As(err, &e) {
+			return err
+		}
+		rep = report{Error: &dsec.Error{Code: e.Code, Field: e.Field, Message: e.Message}}
+	}
+	res.Findings = append(findings, res.Findings...)
+	doc, err := json.Marshal(rep)
+	if err != nil {
+		return err
+	}
+	_, err = os.NewFile(fdReport, "report").Write(doc)
+	return err
+}
+
+// helperCPU bounds the processor time of one import, in seconds: an archive at
+// every limit takes minutes.
+const helperCPU = 3600
+
+// confineHelper takes from this process what converting does not need. On
+// error nothing may be read. The findings say what this kernel cannot take.
+func confineHelper(l Limits) (findings []string, err error) {
+	if os.Geteuid() == 0 {
+		return nil, errors.New("runs as root")
+	}
+	// What the parent left open by mistake.
+	if err := unix.CloseRange(fdEnd, ^uint(0), 0); err != nil {
+		return nil, fmt.Errorf("close_range: %w", err)
+	}
+	// A file that grows too large is an error of the write, not a signal.
+	signal.Ignore(unix.SIGXFSZ, unix.SIGPIPE)
+	debug.SetMemoryLimit(l.MemoryBytes * 9 / 10)
+	file := uint64(l.ArchiveBytes + 2*l.ContentBytes)
+	for _, r := range []struct {
+		what     string
+		resource int
+		value    uint64
+	}{
+		// Data, not address space: Go's runtime reserves far more than it uses.
+		{"data", unix.RLIMIT_DATA, uint64(l.MemoryBytes)},
+		{"address space", unix.RLIMIT_AS, uint64(l.MemoryBytes) + 4<<30},
+		{"file size", unix.RLIMIT_FSIZE, file},
+		{"processor time", unix.RLIMIT_CPU, helperCPU},
+		{"core size", unix.RLIMIT_CORE, 0},
+		{"descriptors", unix.RLIMIT_NOFILE, 16},
+	} {
+		if err := unix.Setrlimit(r.resource, &unix.Rlimit{Cur: r.value, Max: r.value}); err != nil {
+			return nil, fmt.Errorf("limit of %s: %w", r.what, err)
+		}
+	}
+	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
+		return nil, fmt.Errorf("dumpable: %w", err)
+	}
+	if findings, err = landlockAll(); err != nil {
+		return nil, fmt.Errorf("landlock: %w", err)
+	}
+	if err := seccompAll(); err != nil {
+		return nil, fmt.Errorf("seccomp: %w", err)
+	}
+	// Whatever the above said: a file that opens means that it is not so.
+	if f, err := os.Open("/"); err == nil {
+		_ = f.Close()
+		return nil, errors.New("the root directory can still be opened")
+	}
+	return findings, nil
+}

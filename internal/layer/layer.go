@@ -1,0 +1,114 @@
+// Package layer keeps the immutable layers that sandboxes are made of.
+//
+// The words: a layer is one EROFS image, named by the SHA-256 of its bytes. A
+// store is a directory of layers that one process owns. Build turns an archive
+// (package convert) into a layer: the archive is read by a helper, a process
+// of its own without a file system, a network or a right to anything but the
+// descriptors it was given, because what it parses was made by strangers.
+//
+//	store, err := layer.Open(dir, layer.Options{})
+//	meta, findings, err := store.Build(ctx, "", archive) // durable when it returns
+//	release, err := store.Hold(meta.Digest)              // not removed until released
+//	mount(store.Path(meta.Digest))
+//	release()
+//	err = store.Remove(meta.Digest)
+//
+// A layer is visible from the moment its metadata file is: the image is
+// written, synced and named first. What a crash leaves of an unfinished build
+// or removal has no metadata, and goes when the store is opened again.
+package layer
+
+import (
+	"io"
+	"log/slog"
+	"time"
+
+	"github.com/opendsec/dsec/internal/layer/convert"
+	"github.com/opendsec/dsec/internal/layer/tardir"
+)
+
+// Config is what an image says about the processes made of it.
+type Config = convert.Config
+
+// Limits bound what one archive may make of itself.
+type Limits = convert.Limits
+
+// The kinds of archive that a layer can come from.
+const (
+	KindRootFS        = convert.KindRootFS
+	KindOCILayout     = convert.KindOCILayout
+	KindDockerArchive = convert.KindDockerArchive
+)
+
+// metaVersion is the version of Meta's file. A store reads this one and the
+// one before it.
+const metaVersion = 1
+
+// Meta is what a store knows of a layer.
+type Meta struct {
+	Version int    `json:"version"`
+	Digest  string `json:"digest"` // sha256:<hex> of the image
+	Size    int64  `json:"size"`   // bytes of the image
+	Files   int64  `json:"files"`  // names in it
+	// Kind is rootfs, oci-layout or docker-archive.
+	Kind         string    `json:"kind"`
+	SourceDigest string    `json:"source_digest"` // sha256:<hex> of the archive
+	SourceSize   int64     `json:"source_size"`
+	Created      time.Time `json:"created"` // of the layer in this store
+	Config       Config    `json:"config"`
+	Findings     []string  `json:"findings,omitempty"`
+	// IndexOffset is where the image's own metadata begin (what look-ups
+	// read), IndexDigest what the first block and all from there hash to.
+	IndexOffset int64  `json:"index_offset"`
+	IndexDigest string `json:"index_digest"`
+}
+
+// Options of a store. Zero values take the default.
+type Options struct {
+	// Limits of each build.
+	Limits Limits
+	// Timeout of one build: 30 min.
+	Timeout time.Duration
+	// Builds at once: 2. More wait.
+	Builds int
+	// HelperUID and HelperGID are what the helper runs as where the store's
+	// owner is root: 64535. Nothing else should run as it.
+	HelperUID, HelperGID uint32
+	// HelperCommand runs HelperMain: this program with the argument
+	// import-helper.
+	HelperCommand []string
+	// Logger: slog.Default().
+	Logger *slog.Logger
+	// Now: time.Now.
+	Now func() time.Time
+}
+
+func (o Options) withDefaults() Options {
+	o.Limits = o.Limits.WithDefaults()
+	if o.Timeout == 0 {
+		o.Timeout = 30 * time.Minute
+	}
+	if o.Builds == 0 {
+		o.Builds = 2
+	}
+	if o.HelperUID == 0 {
+		o.HelperUID = 64535
+	}
+	if o.HelperGID == 0 {
+		o.HelperGID = o.HelperUID
+	}
+	if len(o.HelperCommand) == 0 {
+		o.HelperCommand = []string{"/proc/self/exe", HelperVerb}
+	}
+	if o.Logger == nil {
+		o.Logger = slog.Default()
+	}
+	o.Logger = o.Logger.With("component", "layer")
+	if o.Now == nil {
+		o.Now = time.Now
+	}
+	return o
+}
+
+// TarDir writes the tree below dir as a tar that Build takes; see tardir.Write.
+func TarDir(w io.Writer, dir string) error { return tardir.Write(w, dir) }

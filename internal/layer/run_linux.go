@@ -1,0 +1,246 @@
+package layer
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/layer/convert"
+)
+
+// HelperVerb is the argument with which the program runs HelperMain.
+const HelperVerb = "import-helper"
+
+// Descriptors of the helper beside its standard input, which is the archive.
+const (
+	fdImage = 3 + iota
+	fdScratch
+	fdReport
+	fdEnd // the first one that is not the helper's
+)
+
+// reportBytes bounds what is read from a helper.
+const reportBytes = 8 << 20
+
+// report is what the helper answers.
+type report struct {
+	Result *convert.Result `json:"result,omitempty"`
+	Error  *dsec.Error     `json:"error,omitempty"`
+}
+
+// convert runs the helper on the archive. It returns when the helper is gone.
+func (s *Store) convert(ctx context.Context, image *os.File, opt convert.Options, r io.Reader) (convert.Result, *sourceReader, error) {
+	scratch, err := s.scratchFile()
+	if err != nil {
+		return convert.Result{}, nil, storeError("make scratch file", err)
+	}
+	defer scratch.Close()
+	h, err := s.startHelper(image, scratch, opt)
+	if err != nil {
+		return convert.Result{}, nil, err
+	}
+	stop := context.AfterFunc(ctx, h.kill)
+	defer stop()
+
+	src := &sourceReader{r: r, h: sha256.New()}
+	pumped := make(chan struct{})
+	go func() {
+		defer close(pumped)
+		// EPIPE: the helper has seen enough; its report says why.
+		_, _ = io.CopyBuffer(onlyWriter{h.stdin}, src, make([]byte, 1<<20))
+		_ = h.stdin.Close()
+	}()
+	rep, err := h.wait()
+	if ctx.Err() != nil {
+		return convert.Result{}, nil, canceled(ctx)
+	}
+	if err == nil && rep.Error != nil && !sentCut(pumped, src) {
+		return convert.Result{}, nil, rep.Error
+	}
+	// The helper has read to the end, or died: the pump has ended or ends
+	// with the read it is in.
+	select {
+	case <-pumped:
+	case <-ctx.Done():
+		return convert.Result{}, nil, canceled(ctx)
+	}
+	switch {
+	case src.err != nil:
+		return convert.Result{}, nil, brokenOff(src.err)
+	case err != nil:
+		return convert.Result{}, nil, err
+	case rep.Error != nil:
+		return convert.Result{}, nil, rep.Error
+	}
+	return *rep.Result, src, checkResult(rep.Result, image)
+}
+
+// sentCut reports whether the pump ended because its sender broke off, in
+// which case what the helper says of the rest means nothing.
+func sentCut(pumped <-chan struct{}, src *sourceReader) bool {
+	select {
+	case <-pumped:
+		return src.err != nil
+	default:
+		return false
+	}
+}
+
+// checkResult does not trust a process that read a stranger's bytes.
+func checkResult(res *convert.Result, image *os.File) error {
+	fi, err := image.Stat()
+	if err != nil {
+		return err
+	}
+	ok := fi.Size() == res.Size && res.Files >= 0 && res.Config.Validate() == nil
+	switch res.Kind {
+	case KindRootFS, KindOCILayout, KindDockerArchive:
+	default:
+		ok = false
+	}
+	if !ok {
+		return errors.New("import helper: report does not fit the image")
+	}
+	return nil
+}
+
+// helper is a running import helper.
+type helper struct {
+	cmd    *exec.Cmd
+	stdin  *os.File
+	report *os.File
+	stderr tail
+	done   chan error // of cmd.Wait
+}
+
+func (s *Store) startHelper(image, scratch *os.File, opt convert.Options) (*helper, error) {
+	args, err := json.Marshal(opt)
+	if err != nil {
+		return nil, err
+	}
+	pr, pw, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	defer pw.Close()
+	cmd := exec.Command(s.opt.HelperCommand[0], append(s.opt.HelperCommand[1:len(s.opt.HelperCommand):len(s.opt.HelperCommand)], string(args))...)
+	h := &helper{cmd: cmd, report: pr, done: make(chan error, 1)}
+	cmd.Dir = "/"
+	cmd.Env = []string{}
+	cmd.Stderr = &h.stderr
+	cmd.ExtraFiles = []*os.File{image, scratch, pw}
+	cmd.WaitDelay = killGrace
+	cmd.SysProcAttr = s.helperAttr()
+	stdin, w, err := os.Pipe()
+	if err != nil {
+		_ = pr.Close()
+		return nil, err
+	}
+	defer stdin.Close()
+	growPipe(w)
+	cmd.Stdin, h.stdin = stdin, w
+	started := make(chan error)
+	go func() {
+		// The helper is killed when the thread that made it ends: this one
+		// lives as long as the helper.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := cmd.Start()
+		started <- err
+		if err == nil {
+			h.done <- cmd.Wait()
+		}
+	}()
+	if err := <-started; err != nil {
+		_, _ = pr.Close(), w.Close()
+		return nil, &dsec.Error{Code: dsec.CodeUnavailable, Message: "the import helper cannot be started", Err: err}
+	}
+	return h, nil
+}
+
+// helperAttr is what the parent can set before the helper's first
+// instruction: an owner without rights, and namespaces without anything.
+func (s *Store) helperAttr() *syscall.SysProcAttr {
+	attr := &syscall.SysProcAttr{
+		Cloneflags: unix.CLONE_NEWNET | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS | unix.CLONE_NEWPID | unix.CLONE_NEWNS,
+		Pdeathsig:  syscall.SIGKILL,
+		Setsid:     true,
+	}
+	if os.Geteuid() == 0 {
+		attr.Credential = &syscall.Credential{Uid: s.opt.HelperUID, Gid: s.opt.HelperGID, Groups: []uint32{}}
+		return attr
+	}
+	attr.Cloneflags |= unix.CLONE_NEWUSER
+	attr.UidMappings = []syscall.SysProcIDMap{{ContainerID: 1, HostID: os.Geteuid(), Size: 1}}
+	attr.GidMappings = []syscall.SysProcIDMap{{ContainerID: 1, HostID: os.Getegid(), Size: 1}}
+	return attr
+}
+
+// growPipe makes the pipe hold more, for fewer switches; a refusal only costs
+// time.
+func growPipe(f *os.File) {
+	conn, err := f.SyscallConn()
+	if err != nil {
+		return
+	}
+	_ = conn.Control(func(fd uintptr) { _, _ = unix.FcntlInt(fd, unix.F_SETPIPE_SZ, 1<<20) })
+}
+
+func (h *helper) kill() { _ = h.cmd.Process.Kill() }
+
+// wait reads the report and waits for the helper's end.
+func (h *helper) wait() (report, error) {
+	doc, readErr := io.ReadAll(io.LimitReader(h.report, reportBytes+1))
+	_ = h.report.Close()
+	if len(doc) > reportBytes {
+		h.kill()
+		readErr = errors.New("report too long")
+	}
+	err := <-h.done
+	var rep report
+	if err == nil && readErr == nil {
+		if err = json.Unmarshal(doc, &rep); err == nil && (rep.Result == nil) == (rep.Error == nil) {
+			err = errors.New("report is neither a result nor an error")
+		}
+		if err == nil {
+			return rep, nil
+		}
+	}
+	return report{}, h.died(errors.Join(err, readErr))
+}
+
+// died tells why a helper ended without a report.
+func (h *helper) died(err error) error {
+	said := h.stderr.String()
+	state := h.cmd.ProcessState
+	if ws, ok := state.Sys().(syscall.WaitStatus); ok && ws.Signaled() && ws.Signal() == syscall.SIGXCPU {
+		return dsec.Invalid("data", "the archive takes more processor time than allowed")
+	}
+	if strings.Contains(said, "out of memory") || strings.Contains(said, "cannot allocate memory") {
+		return dsec.Invalid("data", "the archive takes more memory than allowed")
+	}
+	return fmt.Errorf("import helper: %w: %s", err, bytes.TrimSpace([]byte(said)))
+}
+
+// tail keeps the first few KiB of what a helper says.
+type tail struct{ b []byte }
+
+func (t *tail) Write(p []byte) (int, error) {
+	const most = 4 << 10
+	t.b = append(t.b, p[:min(len(p), most-len(t.b))]...)
+	return len(p), nil
+}
+
+func (t *tail) String() string { return string(t.b) }
