@@ -1,6 +1,11 @@
 package edge
 
 import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
 	"log/slog"
 	"time"
 
@@ -8,6 +13,7 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/backend"
+	"github.com/opendsec/dsec/internal/layer"
 )
 
 // Config is what an edge is made of. Zero values take the documented default.
@@ -39,7 +45,7 @@ type Config struct {
 	MaxSandboxes int
 	// MaxCalls in progress at once in one sandbox: 128.
 	MaxCalls int
-	// CreateConcurrency bounds how many of one batch are made at once: 8.
+	// CreateConcurrency bounds how many sandboxes are made at once: 8.
 	CreateConcurrency int
 	// CreateTimeout bounds the making of one sandbox: 60 s.
 	CreateTimeout time.Duration
@@ -68,9 +74,87 @@ type Config struct {
 
 // Layers is what the edge needs of the node's layer store; *layer.Store is one.
 type Layers interface {
+	// Get tells what the store knows of a layer; not_found where there is none.
+	Get(digest string) (layer.Meta, error)
 	// Hold keeps a layer from being removed until release is called. Its error
 	// is not_found where there is no such layer.
 	Hold(digest string) (release func(), err error)
 	// Path is the image's path on the host.
 	Path(digest string) string
+	// Build makes a layer of an archive; selected picks one image of several.
+	Build(ctx context.Context, selected string, archive io.Reader) (layer.Meta, []string, error)
+	// Remove removes a layer; conflict while it is held.
+	Remove(digest string) error
+}
+
+func (c Config) withDefaults() Config {
+	c.DefaultLimits = fillLimits(c.DefaultLimits, dsec.Limits{
+		MilliCPU: 1000, MemoryBytes: 1 << 30, DiskBytes: 4 << 30, DiskInodes: 1 << 18, Pids: 512,
+	})
+	c.MaxLimits = fillLimits(c.MaxLimits, dsec.Limits{
+		MilliCPU: 64_000, MemoryBytes: 64 << 30, DiskBytes: 256 << 30, DiskInodes: 1 << 24, Pids: 32_768,
+	})
+	c.DefaultIdleTimeout = orNever(c.DefaultIdleTimeout, time.Hour)
+	c.DefaultMaxLifetime = orNever(c.DefaultMaxLifetime, 24*time.Hour)
+	c.MaxSandboxes = cmp.Or(c.MaxSandboxes, 4096)
+	c.MaxCalls = cmp.Or(c.MaxCalls, 128)
+	c.CreateConcurrency = cmp.Or(c.CreateConcurrency, 8)
+	c.CreateTimeout = cmp.Or(c.CreateTimeout, time.Minute)
+	c.DestroyTimeout = cmp.Or(c.DestroyTimeout, 30*time.Second)
+	c.Retention = cmp.Or(c.Retention, 24*time.Hour)
+	c.MaxEnded = cmp.Or(c.MaxEnded, 100_000)
+	c.MinFreeBytes = cmp.Or(c.MinFreeBytes, 256<<20)
+	c.MinFreeInodes = cmp.Or(c.MinFreeInodes, 10_000)
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	c.Logger = c.Logger.With("component", "edge")
+	if c.Crash == nil {
+		c.Crash = func(string) {}
+	}
+	return c
+}
+
+func orNever(d, def time.Duration) time.Duration {
+	return max(0, cmp.Or(d, def)) // 0 is never, from here on
+}
+
+func (c Config) validate() error {
+	if c.StateDir == "" {
+		return errors.New("edge: StateDir is not set")
+	}
+	if c.MaxSandboxes < 1 || c.MaxCalls < 1 || c.CreateConcurrency < 1 || c.MaxEnded < 0 {
+		return errors.New("edge: MaxSandboxes, MaxCalls and CreateConcurrency want 1 or more, MaxEnded 0 or more")
+	}
+	for _, l := range limitFields {
+		least, def, most := l.min, *l.of(&c.DefaultLimits), *l.of(&c.MaxLimits)
+		if def < least || def > most {
+			return fmt.Errorf("edge: default of limit %s: want %d to the most allowed, %d; got %d", l.name, least, most, def)
+		}
+	}
+	return nil
+}
+
+// limitFields lists the fields of Limits, with the least that a sandbox can
+// start with.
+var limitFields = []struct {
+	name string
+	min  int64
+	of   func(*dsec.Limits) *int64
+}{
+	{"milli_cpu", 10, func(l *dsec.Limits) *int64 { return &l.MilliCPU }},
+	{"memory_bytes", 8 << 20, func(l *dsec.Limits) *int64 { return &l.MemoryBytes }},
+	{"disk_bytes", 1 << 20, func(l *dsec.Limits) *int64 { return &l.DiskBytes }},
+	{"disk_inodes", 64, func(l *dsec.Limits) *int64 { return &l.DiskInodes }},
+	{"pids", 8, func(l *dsec.Limits) *int64 { return &l.Pids }},
+}
+
+// fillLimits puts def where l has zeros.
+func fillLimits(l, def dsec.Limits) dsec.Limits {
+	for _, f := range limitFields {
+		if p := f.of(&l); *p == 0 {
+			*p = *f.of(&def)
+		}
+	}
+	return l
 }

@@ -7,38 +7,174 @@
 // the journal holds of one sandbox, enough to take it over after the edge
 // died at any instruction; an ended sandbox is one in a terminal state, whose
 // record is kept for a while to answer for it and for its request id.
+//
+// Activity, for the idle timeout, is a call: exec, process, session and file
+// calls, from their begin to their end. So a command counts for as long as the
+// stream that started it or is attached to it is open; a detached command that
+// nobody watches does not. Get, List, Usage and Kill are no activity; Extend
+// is. After a restart of the edge the time without activity begins anew.
+//
+// All timeouts run on the clock that counts from boot and through suspends, so
+// that steps of the host's clock do not matter.
 package edge
 
 import (
 	"context"
 	"errors"
-	"net/http"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/backend"
+	"github.com/opendsec/dsec/internal/journal"
 )
 
 // Edge is the node agent.
 type Edge struct {
-	cfg Config
+	cfg      Config
+	id       dsec.EdgeID
+	log      *slog.Logger
+	journal  *journal.Journal
+	backends map[dsec.Kind]*offer
+	kinds    []dsec.Kind // in the order of the configuration
+	metrics  *metrics
+	timers   *timers
+	clock    func() time.Duration // since boot
+	bootID   string
+	replay   journal.Replay // until Recover
+	creates  chan struct{}  // holds a token for each create under way
+
+	// closing is canceled by Close; it ends calls in progress.
+	closing   context.Context
+	close     context.CancelCauseFunc
+	ready     atomic.Bool
+	draining  atomic.Bool
+	calls     atomic.Int64 // in progress
+	quiet     chan struct{}
+	buffered  atomic.Int64 // bytes of Exec output in memory
+	goroutine sync.WaitGroup
+
+	mu        sync.RWMutex
+	sandboxes map[dsec.SandboxID]*sandbox
+	keys      map[requestKey]*sandbox
+	live      int        // sandboxes that hold objects or soon will
+	ended     []*sandbox // oldest first
 }
 
-// New makes an edge on cfg.StateDir and opens its journal. It serves nothing
-// before Recover.
+// offer is one backend and what it can do.
+type offer struct {
+	backend.Backend
+	info backend.Info
+}
+
+// requestKey names a create for its repetitions.
+type requestKey struct{ project, id string }
+
+// errClosing is the cause of calls that Close ended.
+var errClosing = dsec.Errorf(dsec.CodeUnavailable, "the edge restarts; commands go on: attach again")
+
+// New makes an edge on cfg.StateDir and opens its journal. It refuses every
+// request before Recover.
 func New(cfg Config) (*Edge, error) {
-	return &Edge{cfg: cfg}, nil
+	cfg = cfg.withDefaults()
+	if err := cfg.validate(); err != nil {
+		return nil, err
+	}
+	e := &Edge{
+		cfg: cfg, log: cfg.Logger, backends: make(map[dsec.Kind]*offer),
+		clock: bootClock, creates: make(chan struct{}, cfg.CreateConcurrency), quiet: make(chan struct{}, 1),
+		sandboxes: make(map[dsec.SandboxID]*sandbox), keys: make(map[requestKey]*sandbox),
+	}
+	e.closing, e.close = context.WithCancelCause(context.Background())
+	opts := journal.Options{Dir: filepath.Join(cfg.StateDir, "journal"), Logger: e.log}
+	if cfg.RunDir != "" {
+		opts.Mirror = filepath.Join(cfg.RunDir, "journal")
+	}
+	var err error
+	if e.bootID, err = readBootID(); err != nil {
+		return nil, err
+	}
+	if e.journal, e.replay, err = journal.Open(opts); err != nil {
+		return nil, fmt.Errorf("edge: state directory: %w", err)
+	}
+	if err := e.identify(); err != nil {
+		return nil, errors.Join(err, e.journal.Close())
+	}
+	e.metrics = newMetrics(e)
+	e.timers = newTimers(e.clock, e.fire)
+	return e, nil
 }
 
-// Recover takes over the sandboxes that the journal knows, and sweeps what no
-// record claims. It is called once, before the first request; until it
-// returns, requests are refused as unavailable.
-func (e *Edge) Recover(ctx context.Context) error { return errors.New("edge: not there yet") }
+// ID names this edge; it is the first part of its sandboxes' IDs.
+func (e *Edge) ID() dsec.EdgeID { return e.id }
 
-// Handler serves the edge API, /healthz apart from /metrics, which belongs to
-// the process.
-func (e *Edge) Handler() http.Handler { return http.NotFoundHandler() }
+// Close ends calls in progress and what the edge runs for itself, and closes
+// the journal and the backends. Sandboxes and their commands go on, for the
+// next edge to take over.
+func (e *Edge) Close() error {
+	e.draining.Store(true)
+	e.close(errClosing)
+	e.timers.stop()
+	e.goroutine.Wait()
+	e.mu.Lock()
+	for _, s := range e.sandboxes {
+		s.mu.Lock()
+		s.dropClient()
+		s.mu.Unlock()
+	}
+	e.mu.Unlock()
+	var errs []error
+	for _, o := range e.backends {
+		errs = append(errs, o.Close())
+	}
+	return errors.Join(append(errs, e.journal.Close())...)
+}
 
 // Drain refuses new work as unavailable and waits until the calls in progress
 // have ended, or ctx has. Sandboxes go on.
-func (e *Edge) Drain(ctx context.Context) error { return errors.New("edge: not there yet") }
+func (e *Edge) Drain(ctx context.Context) error {
+	e.draining.Store(true)
+	for e.calls.Load() > 0 {
+		select {
+		case <-e.quiet:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	return nil
+}
 
-// Close ends what the edge runs for itself and closes the journal. Sandboxes
-// go on, for the next edge to take over.
-func (e *Edge) Close() error { return nil }
+// begin counts a request in, or refuses it.
+func (e *Edge) begin() error {
+	e.calls.Add(1)
+	switch {
+	case e.draining.Load():
+		e.end()
+		return dsec.Errorf(dsec.CodeUnavailable, "the edge shuts down")
+	case !e.ready.Load():
+		e.end()
+		return dsec.Errorf(dsec.CodeUnavailable, "the edge starts up")
+	}
+	return nil
+}
+
+func (e *Edge) end() {
+	if e.calls.Add(-1) == 0 && e.draining.Load() {
+		select {
+		case e.quiet <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// run runs f on a goroutine that Close waits for.
+func (e *Edge) run(f func()) { e.goroutine.Go(f) }
+
+// background is a context for work that no caller waits for.
+func (e *Edge) background(d time.Duration) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(e.closing), d)
+}

@@ -1,0 +1,336 @@
+package edge
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"fmt"
+	"maps"
+	"path"
+	"slices"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/layer"
+	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
+)
+
+// Bounds of a create request.
+const (
+	maxLayers    = 64
+	maxEnvBytes  = 256 << 10
+	maxLabels    = 64
+	maxLabel     = 256
+	maxRequestID = 128
+	maxUser      = 256
+	maxPath      = 4096
+	maxDuration  = 10 * 365 * 24 * time.Hour
+)
+
+// create is a checked create request.
+type create struct {
+	project    string
+	spec       *dsec.Spec
+	layerNames []string
+	idle       time.Duration
+	lifetime   time.Duration
+	requestID  string
+	digest     []byte
+	offer      *offer
+}
+
+// parseCreate checks everything about a request that does not depend on what
+// the edge does now.
+func (e *Edge) parseCreate(project string, item *dsecv1.CreateSandboxesItem) (*create, error) {
+	req := item.GetRequest()
+	if req == nil {
+		return nil, dsec.Invalid("request", "want a create request")
+	}
+	c := &create{project: project, requestID: req.RequestId, layerNames: item.LayerNames}
+	c.spec = &dsec.Spec{Kind: dsec.Kind(req.Backend), Layers: req.Layers, Job: req.Job, Labels: req.Labels, User: req.User, Workdir: req.Workdir}
+	if c.spec.Kind == "" {
+		c.spec.Kind = dsec.KindContainer
+	}
+	var err error
+	if c.offer, err = e.offered(c.spec.Kind); err != nil {
+		return nil, err
+	}
+	for _, check := range []func() error{
+		func() error { return checkNetwork(req.NetworkRules) },
+		func() error { return checkText("request_id", req.RequestId, maxRequestID) },
+		func() error { return checkText("job", req.Job, maxLabel) },
+		func() error { return checkLabels(req.Labels) },
+		func() error { return checkUser("user", req.User) },
+		func() error { return checkWorkdir("workdir", req.Workdir) },
+		func() (err error) { c.spec.Limits, err = e.limits(req.Limits); return err },
+		func() (err error) { c.spec.Env, err = environment("env", req.Env); return err },
+		func() (err error) {
+			c.idle, err = lifetime("idle_timeout", req.IdleTimeout, e.cfg.DefaultIdleTimeout)
+			return err
+		},
+		func() (err error) {
+			c.lifetime, err = lifetime("max_lifetime", req.MaxLifetime, e.cfg.DefaultMaxLifetime)
+			return err
+		},
+		func() error { return e.layerDefaults(c.spec) },
+	} {
+		if err := check(); err != nil {
+			return nil, err
+		}
+	}
+	c.spec.IdleTimeout, c.spec.MaxLifetime = c.idle, c.lifetime
+	if c.digest = item.BodyDigest; len(c.digest) == 0 && c.requestID != "" {
+		b, err := proto.MarshalOptions{Deterministic: true}.Marshal(req)
+		if err != nil {
+			return nil, fmt.Errorf("digest of the request: %w", err)
+		}
+		sum := sha256.Sum256(b)
+		c.digest = sum[:]
+	}
+	if len(c.digest) > 64 {
+		return nil, dsec.Invalid("body_digest", "want at most 64 bytes, got %d", len(c.digest))
+	}
+	return c, nil
+}
+
+func (e *Edge) offered(kind dsec.Kind) (*offer, error) {
+	o := e.backends[kind]
+	if o == nil {
+		return nil, &dsec.Error{Code: dsec.CodeUnsupported, Field: "backend", Message: fmt.Sprintf("want one of %s, got %q", e.kindNames(), kind)}
+	}
+	if !o.info.Available {
+		return nil, &dsec.Error{Code: dsec.CodeUnsupported, Field: "backend", Message: fmt.Sprintf("%s cannot run on this node: %s", kind, strings.Join(o.info.Notes, "; "))}
+	}
+	return o, nil
+}
+
+func (e *Edge) kindNames() string {
+	names := make([]string, 0, len(e.kinds))
+	for _, k := range e.kinds {
+		names = append(names, string(k))
+	}
+	return strings.Join(names, ", ")
+}
+
+func checkNetwork(rules map[string]bool) error {
+	for _, name := range slices.Sorted(maps.Keys(rules)) {
+		if rules[name] {
+			return &dsec.Error{Code: dsec.CodeUnsupported, Field: "network_rules", Message: fmt.Sprintf("%q is true, but no network can be allowed yet: want all false, or none", name)}
+		}
+	}
+	return nil
+}
+
+// limits fills and checks limits.
+func (e *Edge) limits(req *dsecv1.Limits) (dsec.Limits, error) {
+	given := limitsOf(req)
+	l := fillLimits(given, e.cfg.DefaultLimits)
+	for _, f := range limitFields {
+		got, most := *f.of(&l), *f.of(&e.cfg.MaxLimits)
+		if got < f.min || got > most {
+			return l, dsec.Invalid("limits."+f.name, "want %d to %d, got %d", f.min, most, got)
+		}
+	}
+	return l, nil
+}
+
+// environment turns a map into KEY=VALUE, sorted.
+func environment(field string, env map[string]string) ([]string, error) {
+	if len(env) == 0 {
+		return nil, nil
+	}
+	out := make([]string, 0, len(env))
+	size := 0
+	for k, v := range env {
+		switch {
+		case k == "" || strings.ContainsAny(k, "=\x00\n"):
+			return nil, dsec.Invalid(field, "want names without =, NUL and newline, got %.64q", k)
+		case strings.IndexByte(v, 0) >= 0:
+			return nil, dsec.Invalid(field, "want values without NUL; that of %.64q has one", k)
+		}
+		if size += len(k) + len(v) + 2; size > maxEnvBytes {
+			return nil, dsec.Invalid(field, "want at most %d bytes in all", maxEnvBytes)
+		}
+		out = append(out, k+"="+v)
+	}
+	slices.Sort(out)
+	return out, nil
+}
+
+func checkText(field, s string, most int) error {
+	if len(s) > most || !utf8.ValidString(s) || strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r == 0x7f }) {
+		return dsec.Invalid(field, "want at most %d bytes of text without control characters", most)
+	}
+	return nil
+}
+
+func checkLabels(labels map[string]string) error {
+	if len(labels) > maxLabels {
+		return dsec.Invalid("labels", "want at most %d, got %d", maxLabels, len(labels))
+	}
+	for k, v := range labels {
+		if k == "" {
+			return dsec.Invalid("labels", "want names that are not empty")
+		}
+		if err := checkText("labels", k, maxLabel); err != nil {
+			return err
+		}
+		if err := checkText("labels", v, maxLabel); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func checkUser(field, user string) error {
+	if len(user) > maxUser || strings.ContainsAny(user, "\x00\n") {
+		return dsec.Invalid(field, "want name, uid, name:group or uid:gid in at most %d bytes", maxUser)
+	}
+	return nil
+}
+
+func checkWorkdir(field, dir string) error {
+	if dir == "" {
+		return nil
+	}
+	if !path.IsAbs(dir) || len(dir) >= maxPath || strings.IndexByte(dir, 0) >= 0 {
+		return dsec.Invalid(field, "want an absolute path of less than %d bytes without NUL", maxPath)
+	}
+	return nil
+}
+
+// lifetime reads a duration where unset is def and zero is never.
+func lifetime(field string, d *durationpb.Duration, def time.Duration) (time.Duration, error) {
+	if d == nil {
+		return def, nil
+	}
+	if err := d.CheckValid(); err != nil || d.AsDuration() < 0 || d.AsDuration() > maxDuration {
+		return 0, dsec.Invalid(field, "want 0s (never) to %.0fs", maxDuration.Seconds())
+	}
+	return d.AsDuration(), nil
+}
+
+// layerDefaults checks that the layers are there, and takes what their images
+// say where the request does not: environment from all, user and workdir from
+// the topmost that has one.
+func (e *Edge) layerDefaults(spec *dsec.Spec) error {
+	if len(spec.Layers) > maxLayers {
+		return dsec.Invalid("layers", "want at most %d, got %d", maxLayers, len(spec.Layers))
+	}
+	if len(spec.Layers) == 0 && spec.Kind != dsec.KindFake {
+		return dsec.Invalid("layers", "want at least one layer")
+	}
+	var env []string
+	user, workdir := "", ""
+	for i, digest := range spec.Layers {
+		field := fmt.Sprintf("layers[%d]", i)
+		if e.cfg.Layers == nil {
+			return &dsec.Error{Code: dsec.CodeNotFound, Field: field, Message: "no layer " + digest}
+		}
+		meta, err := e.cfg.Layers.Get(digest)
+		if err != nil {
+			return at(err, field)
+		}
+		env = mergeEnv(env, meta.Config.Env)
+		if meta.Config.User != "" {
+			user = meta.Config.User
+		}
+		if meta.Config.Workdir != "" {
+			workdir = meta.Config.Workdir
+		}
+	}
+	spec.Env = mergeEnv(env, spec.Env)
+	if spec.User == "" {
+		spec.User = user
+	}
+	if spec.Workdir == "" {
+		spec.Workdir = workdir
+	}
+	return nil
+}
+
+// at names the field at fault in err.
+func at(err error, field string) error {
+	code := dsec.CodeOf(err)
+	if code == dsec.CodeInternal {
+		return err
+	}
+	var out dsec.Error
+	if e := asError(err); e != nil {
+		out = *e
+	}
+	out.Field = field
+	return &out
+}
+
+// mergeEnv is base with what over says; both have no name twice, and the
+// result shares memory with base where over is empty.
+func mergeEnv(base, over []string) []string {
+	if len(over) == 0 {
+		return base
+	}
+	if len(base) == 0 {
+		return over
+	}
+	out := make([]string, 0, len(base)+len(over))
+	for _, kv := range base {
+		name := kv[:strings.IndexByte(kv, '=')+1]
+		if name == "" || !slices.ContainsFunc(over, func(o string) bool { return strings.HasPrefix(o, name) }) {
+			out = append(out, kv)
+		}
+	}
+	return append(out, over...)
+}
+
+// hold takes a reference on each layer of spec.
+func (e *Edge) hold(spec *dsec.Spec) (release []func(), err error) {
+	for i, digest := range spec.Layers {
+		r, err := e.cfg.Layers.Hold(digest)
+		if err != nil {
+			releaseAll(release)
+			return nil, at(err, fmt.Sprintf("layers[%d]", i))
+		}
+		release = append(release, r)
+	}
+	return release, nil
+}
+
+func releaseAll(release []func()) {
+	for _, r := range release {
+		r()
+	}
+}
+
+// room checks what the node has left.
+func (e *Edge) room() error {
+	if !e.journal.Reserved() {
+		return dsec.Errorf(dsec.CodeExhausted, "the node's disk is full")
+	}
+	var st unix.Statfs_t
+	if err := unix.Statfs(e.cfg.StateDir, &st); err != nil {
+		return fmt.Errorf("free space of the state directory: %w", err)
+	}
+	if free := int64(st.Bavail) * st.Bsize; free < e.cfg.MinFreeBytes {
+		return dsec.Errorf(dsec.CodeExhausted, "the node has little disk space left")
+	}
+	// File systems that make inodes as they need them tell zero of zero.
+	if st.Files > 0 && int64(st.Ffree) < e.cfg.MinFreeInodes {
+		return dsec.Errorf(dsec.CodeExhausted, "the node has few inodes left")
+	}
+	return nil
+}
+
+// sameBody reports whether a repeated request asks for what s is.
+func (s *sandbox) sameBody(c *create) error {
+	if !bytes.Equal(s.digest, c.digest) {
+		return &dsec.Error{Code: dsec.CodeConflict, Field: "request_id", Message: "used before with another request"}
+	}
+	return nil
+}
+
+var _ Layers = (*layer.Store)(nil)

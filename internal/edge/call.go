@@ -1,0 +1,146 @@
+package edge
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"time"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/backend"
+	"github.com/opendsec/dsec/internal/chronusapi"
+)
+
+// projectHeader names the project that the apiserver authenticated.
+const projectHeader = "Dsec-Project"
+
+// call is one request at work in a sandbox. Its context ends with the
+// request's, and when the edge is closed.
+type call struct {
+	e      *Edge
+	s      *sandbox
+	inst   backend.Instance
+	client *chronusapi.Client
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	stop   func() bool
+}
+
+// enter starts a call, which end must end.
+func (e *Edge) enter(ctx context.Context, h http.Header, id string) (*call, error) {
+	s, err := e.find(h.Get(projectHeader), id)
+	if err != nil {
+		return nil, err
+	}
+	if err := e.begin(); err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	if err := s.notRunning(); err != nil {
+		s.mu.Unlock()
+		e.end()
+		return nil, err
+	}
+	if s.calls >= e.cfg.MaxCalls {
+		s.mu.Unlock()
+		e.end()
+		return nil, dsec.Errorf(dsec.CodeExhausted, "sandbox %s has %d calls in progress, which is the most at once", s.id, e.cfg.MaxCalls)
+	}
+	s.calls++
+	if s.client == nil {
+		s.client = chronusapi.NewClient(s.instance.Dial)
+	}
+	c := &call{e: e, s: s, inst: s.instance, client: s.client}
+	s.mu.Unlock()
+	c.ctx, c.cancel = context.WithCancelCause(ctx)
+	c.stop = context.AfterFunc(e.closing, func() { c.cancel(context.Cause(e.closing)) })
+	return c, nil
+}
+
+func (c *call) end() {
+	c.stop()
+	c.cancel(nil)
+	now := c.e.clock()
+	c.s.mu.Lock()
+	c.s.calls--
+	c.s.active = now
+	wake := c.s.calls == 0 && c.s.client != nil
+	c.s.mu.Unlock()
+	if wake {
+		c.e.timers.schedule(c.s, now+connectionIdle)
+	}
+	c.e.end()
+}
+
+// closing reports whether the edge, not the client, ended the call.
+func (c *call) closing() bool { return c.e.closing.Err() != nil }
+
+// gone reports whether the client went away, so that what it started is to be
+// killed. While the edge shuts down nobody can tell, and commands go on.
+func (c *call) gone() bool { return c.ctx.Err() != nil && !c.e.draining.Load() }
+
+// fail is what a caller is told for err, which chronus or the way to it gave.
+func (c *call) fail(err error) error {
+	if err == nil {
+		return nil
+	}
+	if c.ctx.Err() != nil {
+		return context.Cause(c.ctx)
+	}
+	switch dsec.CodeOf(err) {
+	case dsec.CodeUnavailable, dsec.CodeOutcomeUnknown, dsec.CodeLost:
+		// The connection broke. Where that is because the sandbox ended, say so.
+		if c.over() {
+			c.s.mu.Lock()
+			defer c.s.mu.Unlock()
+			if serr := c.s.notRunning(); serr != nil {
+				return serr
+			}
+			return dsec.Errorf(dsec.CodeLost, "sandbox %s ended", c.s.id)
+		}
+	}
+	if errors.Is(err, chronusapi.ErrNeedGroup) {
+		return dsec.Errorf(dsec.CodeExhausted, "sandbox %s runs as many commands as it can", c.s.id)
+	}
+	return err
+}
+
+// overGrace is how long after a connection broke the end of its sandbox may
+// come to be known.
+const overGrace = 250 * time.Millisecond
+
+// over reports whether the sandbox ended, or does within a moment.
+func (c *call) over() bool {
+	timer := time.NewTimer(overGrace)
+	defer timer.Stop()
+	for {
+		c.s.mu.Lock()
+		wait, running := c.s.waiter(), c.s.state == dsec.StateRunning
+		c.s.mu.Unlock()
+		if !running {
+			return true
+		}
+		select {
+		case <-c.inst.Done():
+			// The watcher sees it too and says why; its word is worth a wait.
+			select {
+			case <-wait:
+			case <-timer.C:
+			}
+			return true
+		case <-wait:
+		case <-timer.C:
+			return false
+		}
+	}
+}
+
+// with runs one call that has one answer.
+func (e *Edge) with(ctx context.Context, h http.Header, id string, f func(*call) error) error {
+	c, err := e.enter(ctx, h, id)
+	if err != nil {
+		return err
+	}
+	defer c.end()
+	return c.fail(f(c))
+}

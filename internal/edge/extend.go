@@ -1,0 +1,33 @@
+package edge
+
+import "time"
+
+// extend sets new deadlines of a running sandbox, counted from now. It counts
+// as activity. On error nothing is changed.
+func (e *Edge) extend(s *sandbox, setIdle bool, idle time.Duration, setLife bool, life time.Duration) error {
+	s.mu.Lock()
+	if err := s.notRunning(); err != nil {
+		s.mu.Unlock()
+		return err
+	}
+	now := e.clock()
+	oldIdle, oldDeadline, oldActive := s.idle, s.deadline, s.active
+	s.active = now
+	if setIdle {
+		s.idle = idle
+	}
+	if setLife {
+		s.deadline = 0
+		if life > 0 {
+			s.deadline = now + life
+		}
+	}
+	if err := e.write(s); err != nil {
+		s.idle, s.deadline, s.active = oldIdle, oldDeadline, oldActive
+		s.mu.Unlock()
+		return err
+	}
+	s.mu.Unlock()
+	e.arm(s)
+	return nil
+}

@@ -1,0 +1,84 @@
+package edge
+
+import (
+	"context"
+	"net/http"
+
+	"connectrpc.com/connect"
+
+	"github.com/opendsec/dsec/internal/apierr"
+	"github.com/opendsec/dsec/proto/dsec/v1/dsecv1connect"
+)
+
+// apiVersion is the version of the edge API.
+const apiVersion = 1
+
+// maxMessage bounds one message from an apiserver: argv and env of a command,
+// or a batch of creates, with room to spare.
+const maxMessage = 16 << 20
+
+// Handler serves the edge API and /healthz. It needs HTTP/2, in clear text or
+// not, for SessionService.RunCommands alone. /metrics belongs to the process.
+func (e *Edge) Handler() http.Handler {
+	mux := http.NewServeMux()
+	opts := []connect.HandlerOption{
+		connect.WithInterceptors(errorInterceptor{e}),
+		connect.WithReadMaxBytes(maxMessage),
+		// Compression between two processes of one site costs more than it saves.
+		connect.WithCompression("gzip", nil, nil),
+	}
+	mux.Handle(dsecv1connect.NewEdgeServiceHandler(service{e}, opts...))
+	mux.Handle(dsecv1connect.NewProcessServiceHandler(processService{e}, opts...))
+	mux.Handle(dsecv1connect.NewSessionServiceHandler(sessionService{e}, opts...))
+	mux.Handle(dsecv1connect.NewFileServiceHandler(fileService{e}, opts...))
+	mux.HandleFunc("GET /healthz", e.health)
+	return mux
+}
+
+func (e *Edge) health(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "text/plain")
+	if !e.ready.Load() || e.draining.Load() {
+		http.Error(w, "not ready", http.StatusServiceUnavailable)
+		return
+	}
+	_, _ = w.Write([]byte("ok\n"))
+}
+
+// errorInterceptor turns every error of a handler into what may leave the
+// process, counts it, and logs those that are our fault.
+type errorInterceptor struct{ e *Edge }
+
+func (i errorInterceptor) encode(procedure string, err error) error {
+	if err == nil {
+		return nil
+	}
+	safe := apierr.Safe(err)
+	i.e.metrics.errors.WithLabelValues(string(safe.Code)).Inc()
+	if safe.Err != nil || asError(err) == nil {
+		i.e.log.Warn("request failed", "procedure", procedure, "code", safe.Code, "err", err, "cause", safe.Err)
+	}
+	return apierr.Encode(err)
+}
+
+// WrapUnary implements connect.Interceptor.
+func (i errorInterceptor) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
+	return func(ctx context.Context, req connect.AnyRequest) (connect.AnyResponse, error) {
+		res, err := next(ctx, req)
+		if err != nil {
+			return nil, i.encode(req.Spec().Procedure, err)
+		}
+		return res, nil
+	}
+}
+
+// WrapStreamingHandler implements connect.Interceptor.
+func (i errorInterceptor) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
+	return func(ctx context.Context, conn connect.StreamingHandlerConn) error {
+		return i.encode(conn.Spec().Procedure, next(ctx, conn))
+	}
+}
+
+// WrapStreamingClient implements connect.Interceptor.
+func (i errorInterceptor) WrapStreamingClient(next connect.StreamingClientFunc) connect.StreamingClientFunc {
+	return next
+}

@@ -1,0 +1,92 @@
+package edge
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/opendsec/dsec"
+)
+
+// metrics counts what the edge does. Labels come from closed lists: kinds,
+// codes, reasons; never from a caller.
+type metrics struct {
+	creates *prometheus.CounterVec
+	create  *prometheus.HistogramVec
+	execs   *prometheus.CounterVec
+	exec    prometheus.Histogram
+	errors  *prometheus.CounterVec
+	kills   *prometheus.CounterVec
+	failed  prometheus.Counter
+	stuck   prometheus.Counter
+}
+
+// buckets reach from 0.25 ms to 65 s.
+var buckets = prometheus.ExponentialBuckets(0.00025, 2, 19)
+
+func newMetrics(e *Edge) *metrics {
+	m := &metrics{
+		creates: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "dsec_edge_creates_total", Help: "Creates that ended, by backend, launch (warm, cold) and code (ok or an error's)."}, []string{"backend", "launch", "code"}),
+		create:  prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "dsec_edge_create_seconds", Help: "Time of the creates that succeeded.", Buckets: buckets}, []string{"backend"}),
+		execs:   prometheus.NewCounterVec(prometheus.CounterOpts{Name: "dsec_edge_commands_total", Help: "Commands that ended, by how: ok, code, signal, oom, timed_out, output_limit."}, []string{"end"}),
+		exec:    prometheus.NewHistogram(prometheus.HistogramOpts{Name: "dsec_edge_command_seconds", Help: "Time of the commands that ended.", Buckets: buckets}),
+		errors:  prometheus.NewCounterVec(prometheus.CounterOpts{Name: "dsec_edge_errors_total", Help: "Requests that ended in an error, by code."}, []string{"code"}),
+		kills:   prometheus.NewCounterVec(prometheus.CounterOpts{Name: "dsec_edge_kills_total", Help: "Sandboxes ended on purpose, by reason."}, []string{"reason"}),
+		failed:  prometheus.NewCounter(prometheus.CounterOpts{Name: "dsec_edge_failed_total", Help: "Sandboxes of which PID 1 ended by itself."}),
+		stuck:   prometheus.NewCounter(prometheus.CounterOpts{Name: "dsec_edge_stuck_total", Help: "Attempts to free a sandbox that failed."}),
+	}
+	if e.cfg.Metrics != nil {
+		live := prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "dsec_edge_sandboxes", Help: "Sandboxes that hold objects of this node."}, func() float64 {
+			e.mu.RLock()
+			defer e.mu.RUnlock()
+			return float64(e.live)
+		})
+		calls := prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "dsec_edge_calls", Help: "Requests in progress."}, func() float64 { return float64(e.calls.Load()) })
+		e.cfg.Metrics.MustRegister(m.creates, m.create, m.execs, m.exec, m.errors, m.kills, m.failed, m.stuck, live, calls)
+	}
+	return m
+}
+
+func (m *metrics) created(kind dsec.Kind, warm bool, err error, d time.Duration) {
+	code := "ok"
+	if err != nil {
+		code = string(dsec.CodeOf(err))
+	} else {
+		m.create.WithLabelValues(string(kind)).Observe(d.Seconds())
+	}
+	m.creates.WithLabelValues(string(kind), launch(warm), code).Inc()
+}
+
+func launch(warm bool) string {
+	if warm {
+		return "warm"
+	}
+	return "cold"
+}
+
+func (m *metrics) killed(reason string) {
+	switch reason {
+	case reasonKilled, reasonIdle, reasonLifetime:
+	default:
+		reason = "other"
+	}
+	m.kills.WithLabelValues(reason).Inc()
+}
+
+func (m *metrics) command(o dsec.Outcome) {
+	end := "code"
+	switch {
+	case o.OOM:
+		end = "oom"
+	case o.TimedOut:
+		end = "timed_out"
+	case o.OutputLimit:
+		end = "output_limit"
+	case o.Signal != 0:
+		end = "signal"
+	case o.Code == 0:
+		end = "ok"
+	}
+	m.execs.WithLabelValues(end).Inc()
+	m.exec.Observe(o.Duration.Seconds())
+}

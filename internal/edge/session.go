@@ -1,0 +1,141 @@
+package edge
+
+import (
+	"context"
+	"errors"
+	"io"
+
+	"connectrpc.com/connect"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/chronusapi"
+	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
+)
+
+// sessionService serves SessionService.
+type sessionService struct{ e *Edge }
+
+// OpenSession opens a session.
+func (x sessionService) OpenSession(ctx context.Context, req *connect.Request[dsecv1.OpenSessionRequest]) (*connect.Response[dsecv1.OpenSessionResponse], error) {
+	m, out := req.Msg, new(dsecv1.OpenSessionResponse)
+	err := x.e.with(ctx, req.Header(), m.SandboxId, func(c *call) error {
+		env, err := environment("env", m.Env)
+		if err != nil {
+			return err
+		}
+		open := chronusapi.SessionRequest{Env: mergeEnv(c.s.spec.Env, env), Cwd: inside(c.s.spec.Workdir, m.Cwd), User: m.User}
+		if open.User == "" {
+			open.User = c.s.spec.User
+		}
+		s, err := c.client.OpenSession(c.ctx, open)
+		out.SessionId = toText(s.ID)
+		return err
+	})
+	return respond(out, err)
+}
+
+// sessionCommand checks one command of a session.
+func sessionCommand(m *dsecv1.RunCommandRequest) (chronusapi.SessionCommand, error) {
+	cmd := chronusapi.SessionCommand{Session: m.SessionId, Command: m.Command, OutputLimit: m.OutputLimitBytes}
+	var err error
+	if cmd.Timeout, err = timeout("timeout", m.Timeout); err != nil {
+		return cmd, err
+	}
+	if cmd.OutputLimit < 0 || cmd.OutputLimit > maxStartOutput {
+		return cmd, dsec.Invalid("output_limit_bytes", "want 1 to %d, or 0 for %d; got %d", int64(maxStartOutput), defaultStartOutput, cmd.OutputLimit)
+	}
+	if cmd.OutputLimit == 0 {
+		cmd.OutputLimit = defaultStartOutput
+	}
+	return cmd, cmd.Validate()
+}
+
+// RunCommand runs one command in a session. Where the client goes away the
+// connection to chronus does too, which ends the command and not the session.
+func (x sessionService) RunCommand(ctx context.Context, req *connect.Request[dsecv1.RunCommandRequest], stream *connect.ServerStream[dsecv1.ProcessEvent]) error {
+	return x.e.with(ctx, req.Header(), req.Msg.SandboxId, func(c *call) error {
+		out := newSender(stream.Send)
+		defer out.close()
+		return c.runCommand(req.Msg, out)
+	})
+}
+
+func (c *call) runCommand(m *dsecv1.RunCommandRequest, out *sender) error {
+	cmd, err := sessionCommand(m)
+	if err != nil {
+		return err
+	}
+	stream, err := c.client.RunCommand(c.ctx, cmd)
+	if err != nil {
+		return err
+	}
+	// A session's command is no process to attach to again.
+	ev := &events{c: c, stream: stream, ctx: c.ctx, stop: func() {}}
+	defer ev.Close()
+	for {
+		e, err := stream.Next()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if err := out.put(&e); err != nil {
+			return err
+		}
+		if e.Kind == chronusapi.EventExited {
+			c.e.metrics.command(e.Outcome)
+		}
+	}
+}
+
+// RunCommands runs many commands over one stream, in order.
+func (x sessionService) RunCommands(ctx context.Context, stream *connect.BidiStream[dsecv1.RunCommandRequest, dsecv1.ProcessEvent]) error {
+	first, err := stream.Receive()
+	if err != nil {
+		return endOfInput(err)
+	}
+	return x.e.with(ctx, stream.RequestHeader(), first.SandboxId, func(c *call) error {
+		out := newSender(stream.Send)
+		defer out.close()
+		for m := first; ; {
+			if m.SandboxId != "" && m.SandboxId != string(c.s.id) {
+				return dsec.Invalid("sandbox_id", "want the sandbox of the first message")
+			}
+			if err := c.runCommand(m, out); err != nil {
+				return err
+			}
+			if m, err = stream.Receive(); err != nil {
+				return endOfInput(err)
+			}
+		}
+	})
+}
+
+func endOfInput(err error) error {
+	if errors.Is(err, io.EOF) {
+		return nil
+	}
+	return err
+}
+
+// ListSessions lists the open sessions.
+func (x sessionService) ListSessions(ctx context.Context, req *connect.Request[dsecv1.ListSessionsRequest]) (*connect.Response[dsecv1.ListSessionsResponse], error) {
+	out := new(dsecv1.ListSessionsResponse)
+	err := x.e.with(ctx, req.Header(), req.Msg.SandboxId, func(c *call) error {
+		list, err := c.client.Sessions(c.ctx)
+		for _, s := range list {
+			out.Sessions = append(out.Sessions, &dsecv1.Session{SessionId: toText(s.ID), ProcessId: s.Process, Busy: s.Busy})
+		}
+		return err
+	})
+	return respond(out, err)
+}
+
+// CloseSession ends a session and all that it started.
+func (x sessionService) CloseSession(ctx context.Context, req *connect.Request[dsecv1.CloseSessionRequest]) (*connect.Response[dsecv1.CloseSessionResponse], error) {
+	err := x.e.with(ctx, req.Header(), req.Msg.SandboxId, func(c *call) error {
+		return c.client.CloseSession(c.ctx, req.Msg.SessionId)
+	})
+	return respond(new(dsecv1.CloseSessionResponse), err)
+}

@@ -1,0 +1,242 @@
+package edge
+
+import (
+	"context"
+	"errors"
+	"io"
+	"sync"
+	"time"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/backend"
+	"github.com/opendsec/dsec/internal/chronusapi"
+	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
+)
+
+// events are those of one process. Where the connection to chronus breaks in
+// mid-stream, they go on over another from the next byte: only what came from
+// wait(2) is ever told as an exit.
+type events struct {
+	c       *call
+	stream  *chronusapi.Events
+	ctx     context.Context // of the stream
+	stop    func()
+	process uint64 // 0: not known, and so not attached to again
+	next    uint64
+}
+
+// open opens a stream. Until its first event came the client's going away does
+// not break it off: what was started must be known by then, to be killed.
+func (c *call) open(process uint64, f func(context.Context) (*chronusapi.Events, error)) (*events, error) {
+	ctx, cancel := context.WithCancelCause(context.WithoutCancel(c.ctx))
+	timer := time.AfterFunc(openTimeout, func() { cancel(errSilent) })
+	stream, err := f(ctx)
+	timer.Stop()
+	if err != nil {
+		cancel(nil)
+		return nil, err
+	}
+	unhook := context.AfterFunc(c.ctx, func() { cancel(context.Cause(c.ctx)) })
+	stop := func() {
+		unhook()
+		cancel(nil)
+	}
+	return &events{c: c, stream: stream, ctx: ctx, stop: stop, process: process}, nil
+}
+
+// openTimeout is how long chronus may take to start a command.
+const openTimeout = 30 * time.Second
+
+var errSilent = dsec.Errorf(dsec.CodeOutcomeUnknown, "the sandbox does not answer")
+
+// start starts a command, with a group more where the sandbox needs one.
+func (c *call) start(req chronusapi.StartRequest) (*events, error) {
+	for tries := 0; ; tries++ {
+		ev, err := c.open(0, func(ctx context.Context) (*chronusapi.Events, error) { return c.client.Start(ctx, req) })
+		if err == nil {
+			return ev, nil
+		}
+		g, ok := c.inst.(backend.Grouper)
+		if !errors.Is(err, chronusapi.ErrNeedGroup) || !ok || tries >= maxGroupTries {
+			return nil, err
+		}
+		if err := g.AddGroup(c.ctx); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// maxGroupTries bounds how often another command may take the group that was
+// made for this one.
+const maxGroupTries = 8
+
+// reattachDelays are the waits before each attempt to attach again.
+var reattachDelays = []time.Duration{0, 20 * time.Millisecond, 200 * time.Millisecond}
+
+// Next returns the next event, and io.EOF after the last.
+func (ev *events) Next() (chronusapi.Event, error) {
+	for {
+		e, err := ev.stream.Next()
+		if err == nil {
+			switch e.Kind {
+			case chronusapi.EventStarted:
+				if ev.process != 0 {
+					continue // of an attach that goes on with a known process
+				}
+				ev.process = e.Process
+			case chronusapi.EventOutput:
+				ev.next = e.Seq + uint64(len(e.Data))
+			case chronusapi.EventGap:
+				ev.next = e.To
+			}
+			return e, nil
+		}
+		if errors.Is(err, io.EOF) || ev.process == 0 || ev.c.ctx.Err() != nil || dsec.CodeOf(err) != dsec.CodeUnavailable {
+			return e, err
+		}
+		if !ev.reattach() {
+			return e, err
+		}
+	}
+}
+
+func (ev *events) reattach() bool {
+	_ = ev.stream.Close()
+	for _, d := range reattachDelays {
+		timer := time.NewTimer(d)
+		select {
+		case <-timer.C:
+		case <-ev.c.inst.Done():
+			timer.Stop()
+			return false
+		case <-ev.c.ctx.Done():
+			timer.Stop()
+			return false
+		}
+		if stream, err := ev.c.client.Attach(ev.ctx, ev.process, ev.next); err == nil {
+			ev.stream = stream
+			return true
+		}
+	}
+	return false
+}
+
+// Close gives the stream up. The process goes on, unless the stream is of a
+// command that belongs to it and the client has gone: then all of it is killed.
+func (ev *events) Close() {
+	_ = ev.stream.Close()
+	ev.stop()
+}
+
+// kill ends everything that the command started, whoever waits no more.
+func (ev *events) kill() {
+	if ev.process == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ev.c.ctx), killTimeout)
+	defer cancel()
+	if err := ev.c.client.Signal(ctx, ev.process, 9, true); err != nil && dsec.CodeOf(err) != dsec.CodeNotFound {
+		ev.c.e.log.Warn("command of a client that went away is not killed", "sandbox", ev.c.s.id, "process", ev.process, "err", err)
+	}
+}
+
+const killTimeout = 5 * time.Second
+
+// keepalive is how long a stream is silent before it says that it lives.
+const keepalive = 15 * time.Second
+
+// sender sends process events to a client. Its messages are used again and
+// again, which is safe because a message is encoded before Send returns.
+type sender struct {
+	send func(*dsecv1.ProcessEvent) error
+
+	mu     sync.Mutex
+	timer  *time.Timer
+	closed bool
+
+	event  dsecv1.ProcessEvent
+	output dsecv1.ProcessEvent_Output
+}
+
+func newSender(send func(*dsecv1.ProcessEvent) error) *sender {
+	s := &sender{send: send}
+	s.output.Output = new(dsecv1.Output)
+	s.timer = time.AfterFunc(keepalive, s.alive)
+	return s
+}
+
+func (s *sender) alive() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return
+	}
+	s.event.Event = &dsecv1.ProcessEvent_Keepalive{Keepalive: &dsecv1.Keepalive{}}
+	// An error means that the client is gone, which ctx tells the reader.
+	_ = s.send(&s.event)
+	s.timer.Reset(keepalive)
+}
+
+// close waits for a keepalive under way; none comes after it.
+func (s *sender) close() {
+	s.timer.Stop()
+	s.mu.Lock()
+	s.closed = true
+	s.mu.Unlock()
+}
+
+// put sends one event.
+func (s *sender) put(e *chronusapi.Event) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch e.Kind {
+	case chronusapi.EventStarted:
+		s.event.Event = &dsecv1.ProcessEvent_Started{Started: &dsecv1.Started{ProcessId: e.Process, Pid: int32(e.PID)}}
+	case chronusapi.EventOutput:
+		o := s.output.Output
+		o.Stream, o.Seq, o.Data = dsecv1.Stream(e.Stream), e.Seq, e.Data
+		s.event.Event = &s.output
+	case chronusapi.EventGap:
+		s.event.Event = &dsecv1.ProcessEvent_Gap{Gap: &dsecv1.Gap{From: e.Seq, To: e.To}}
+	case chronusapi.EventExited:
+		s.event.Event = &dsecv1.ProcessEvent_Exited{Exited: &dsecv1.Exited{Outcome: outcomeProto(&e.Outcome)}}
+	default:
+		return nil // of a newer chronus
+	}
+	s.timer.Reset(keepalive)
+	return s.send(&s.event)
+}
+
+// forward sends all events of a stream to a client.
+func (ev *events) forward(out *sender) error {
+	exited := false
+	for {
+		e, err := ev.Next()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if e.Kind == chronusapi.EventExited {
+			exited = true
+			ev.c.e.metrics.command(e.Outcome)
+		}
+		if err := out.put(&e); err != nil {
+			if exited {
+				return nil
+			}
+			return err
+		}
+	}
+}
+
+// attach follows a process that somebody started. Its first event may be long
+// in coming, and nothing has to be killed where the client does not wait.
+func (c *call) attach(process, from uint64) (*events, error) {
+	s, err := c.client.Attach(c.ctx, process, from)
+	if err != nil {
+		return nil, err
+	}
+	return &events{c: c, stream: s, ctx: c.ctx, stop: func() {}, process: process, next: from}, nil
+}
