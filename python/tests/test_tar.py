@@ -19,9 +19,9 @@ def getter(data: bytes, size: int = 1000) -> Callable[[], bytes | None]:
     return lambda: pieces.pop(0) if pieces else None
 
 
-def pack(root: Path) -> bytes:
+def pack(root: Path, *, top: bool = False) -> bytes:
     out = bytearray()
-    _tar.pack(root, out.extend)
+    _tar.pack(root, out.extend, top=top)
     return bytes(out)
 
 
@@ -170,6 +170,15 @@ def test_hostile_tar_is_refused_and_touches_nothing_outside(tmp_path: Path, name
         for p in target.rglob("*")
         if p.is_file() and not p.is_symlink()
     )
+
+
+def test_directory_that_was_there_keeps_its_mode(tmp_path: Path) -> None:
+    source, there, fresh = tmp_path / "source", tmp_path / "there", tmp_path / "fresh"
+    source.mkdir(mode=0o750)
+    there.mkdir(mode=0o711)
+    for target in (there, fresh):
+        _tar.unpack(getter(pack(source, top=True)), target)
+    assert (stat.S_IMODE(there.stat().st_mode), stat.S_IMODE(fresh.stat().st_mode)) == (0o711, 0o750)
 
 
 def test_link_in_the_target_is_replaced_and_not_followed(tmp_path: Path) -> None:

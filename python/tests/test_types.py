@@ -65,7 +65,6 @@ def test_what_is_left_out_is_the_servers_default() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("container_image", ""),
         ("container_image", 3),
         ("container_image", "\udc80"),
         ("layers", "base"),
@@ -192,8 +191,8 @@ def test_expiry_needs_a_time_zone() -> None:
 
 @pytest.fixture
 def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("DSEC_URL", raising=False)
-    monkeypatch.delenv("DSEC_API_KEY", raising=False)
+    for name in ("DSEC_URL", "DSEC_API_KEY", "DSEC_KEY_FILE", "DSEC_BACKEND"):
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.mark.usefixtures("_no_environment")
@@ -202,6 +201,9 @@ def test_argument_wins_over_environment_over_file(tmp_path: Path, monkeypatch: p
     file.write_text("e2b_0f\n")
     monkeypatch.setattr(_config, "DEFAULT_KEY_FILE", str(file))
     assert _config.resolve() == _config.Config("http://127.0.0.1:7321", "e2b_0f")
+    (tmp_path / "other").write_text("e2b_0f0f")
+    monkeypatch.setenv("DSEC_KEY_FILE", str(tmp_path / "other"))
+    assert _config.resolve().api_key == "e2b_0f0f"
     monkeypatch.setenv("DSEC_API_KEY", "e2b_e0")
     monkeypatch.setenv("DSEC_URL", "https://host:1/base/")
     assert _config.resolve() == _config.Config("https://host:1/base", "e2b_e0")

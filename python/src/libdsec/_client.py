@@ -37,8 +37,8 @@ class DSecClient:
     Args:
         url: Address of the server; else DSEC_URL, else http://127.0.0.1:7321.
         api_key: The key; else DSEC_API_KEY, else the content of key_file.
-        key_file: A file that holds the key; else /var/lib/dsec/admin.key,
-            which `dsec up` writes.
+        key_file: A file that holds the key; else DSEC_KEY_FILE, else
+            /var/lib/dsec/admin.key, which `dsec up` writes.
         ca_file: Certificates that an https server is checked against; else the system's.
         retries: How often a call is sent again that the server did not accept
             (`exhausted`, `unavailable`), with growing random pauses. Commands
@@ -56,7 +56,9 @@ class DSecClient:
     ) -> None:
         if not isinstance(retries, int) or not 0 <= retries <= 100:
             raise InvalidError(f"want a whole number from 0 to 100, got {retries!r}", field="retries")
-        self._rpc = Rpc(_config.resolve(url, api_key, key_file, ca_file), retries)
+        config = _config.resolve(url, api_key, key_file, ca_file)
+        self._backend = config.backend
+        self._rpc = Rpc(config, retries)
 
     def __repr__(self) -> str:
         return f"<DSecClient {self._rpc.url}>"
@@ -104,7 +106,7 @@ class DSecClient:
             NotFoundError: A layer is not there.
             UnsupportedError: A network rule, or the backend, that the server cannot offer.
         """
-        request = c.create_request(args, request_id or uuid.uuid4().hex)
+        request = c.create_request(args, request_id or uuid.uuid4().hex, self._backend)
         response = await self._rpc.unary(m.CREATE, request, timeout)
         return self._sandbox(response)
 
@@ -123,7 +125,8 @@ class DSecClient:
             An error of the whole call is raised.
         """
         request = sandbox_pb2.BatchCreateRequest(
-            template=c.create_request(args, request_id or uuid.uuid4().hex), count=c.int32(count, "count")
+            template=c.create_request(args, request_id or uuid.uuid4().hex, self._backend),
+            count=c.int32(count, "count"),
         )
         response = await self._rpc.unary(m.BATCH_CREATE, request, timeout)
         if len(response.items) != count:
@@ -245,7 +248,7 @@ async def _archive(archive: os.PathLike[str] | Source) -> AsyncGenerator[bytes, 
         async for piece in chunks(archive, "archive"):
             yield piece
     elif _tar.is_dir(archive):
-        async with aclosing(produce(lambda put: _tar.pack(archive, put))) as tar:
+        async with aclosing(produce(lambda put: _tar.pack(archive, put, top=True))) as tar:
             async for piece in tar:
                 yield piece
     else:

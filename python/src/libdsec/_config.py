@@ -21,6 +21,7 @@ class Config:
     url: str
     api_key: str
     ca_file: str | None = None
+    backend: str = ""
 
     def tls(self, *protocols: str) -> ssl.SSLContext | None:
         """Return a context that checks the server and offers these protocols; None for plain http.
@@ -58,6 +59,7 @@ def resolve(
         _url(url or os.environ.get("DSEC_URL") or DEFAULT_URL),
         _key(api_key, key_file),
         os.fspath(ca_file) if ca_file is not None else None,
+        os.environ.get("DSEC_BACKEND", ""),
     )
 
 
@@ -77,7 +79,7 @@ def _key(api_key: str | None, key_file: str | os.PathLike[str] | None) -> str:
     if key is None and key_file is None:
         key = os.environ.get("DSEC_API_KEY") or None
     if key is None:
-        path = Path(key_file or DEFAULT_KEY_FILE)
+        path = Path(key_file or os.environ.get("DSEC_KEY_FILE") or DEFAULT_KEY_FILE)
         try:
             key = path.read_text(encoding="ascii", errors="strict").strip()
         except (OSError, UnicodeError) as e:

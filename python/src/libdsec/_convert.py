@@ -133,19 +133,19 @@ def _milli_cpu(cores: float | None) -> int:
     return round(cores * 1000)
 
 
-def create_request(args: t.DSecContainerRunArgs, request_id: str) -> sandbox_pb2.CreateRequest:
-    """Encode what to make."""
+def create_request(
+    args: t.DSecContainerRunArgs, request_id: str, backend: str = ""
+) -> sandbox_pb2.CreateRequest:
+    """Encode what to make; backend is for args that name none."""
     if isinstance(args.layers, (str, bytes)):
         raise InvalidError("want a list of names, got one string", field="layers")
-    if not args.container_image:
-        raise InvalidError("want the name or digest of an imported layer", field="container_image")
     for name, allowed in args.network_rules.items():
         if not isinstance(allowed, bool):
             raise InvalidError(f"want True or False, got {allowed!r}", field=f"network_rules.{name}")
     request = sandbox_pb2.CreateRequest(
-        backend=text(args.backend, "backend"),
+        backend=text(args.backend or backend, "backend"),
         layers=[
-            text(args.container_image, "container_image"),
+            *filter(None, [text(args.container_image, "container_image")]),
             *(text(n, f"layers[{i}]") for i, n in enumerate(args.layers)),
         ],
         limits=types_pb2.Limits(

@@ -60,10 +60,12 @@ class Reader:
         return data[:size]
 
 
-def pack(root: StrPath, put: Callable[[bytes], None]) -> None:
+def pack(root: StrPath, put: Callable[[bytes], None], *, top: bool = False) -> None:
     """Write what is below the directory root as a tar stream, names relative to root.
 
-    Sockets are left out, as tar does.
+    Sockets are left out, as tar does. With top, root itself is an entry, too:
+    unpacked over a directory that is there, it would change that one's mode
+    and owner.
     """
     # GNU format keeps any bytes in a name and needs no extra header for most files.
     sink: Any = Writer(put)  # has all that stream mode uses
@@ -75,9 +77,9 @@ def pack(root: StrPath, put: Callable[[bytes], None]) -> None:
         encoding="utf-8",
         errors="surrogateescape",
     ) as tar:
-        top = os.fsdecode(os.fspath(root))
-        for path in _walk(top):
-            info = tar.gettarinfo(path, arcname=os.path.relpath(path, top))
+        base = os.fsdecode(os.fspath(root))
+        for path in _walk(base, top):
+            info = tar.gettarinfo(path, arcname=os.path.relpath(path, base))
             if info is None:  # a socket
                 continue
             # Names of users mean nothing on the other side; numbers do.
@@ -90,18 +92,19 @@ def pack(root: StrPath, put: Callable[[bytes], None]) -> None:
             vars(tar)["members"].clear()  # else it grows with every entry
 
 
-def _walk(top: str) -> Iterator[str]:
+def _walk(base: str, top: bool) -> Iterator[str]:
     def fail(e: OSError) -> None:
         raise e  # os.walk leaves out what it cannot list, and half a tree is none
 
-    yield top
-    for where, dirs, files in os.walk(top, onerror=fail):
+    if top:
+        yield base
+    for where, dirs, files in os.walk(base, onerror=fail):
         for name in (*dirs, *files):
             yield os.path.join(where, name)
 
 
 def unpack(get: Callable[[], bytes | None], target: StrPath) -> None:
-    """Unpack a tar stream below the directory target, which is made if missing.
+    """Unpack a tar stream below the directory target, which is made if missing, and else keeps its mode.
 
     Modes, times, symbolic and hard links are kept; owners, setuid and setgid
     bits are not. Device nodes, FIFOs and sockets are left out. Symbolic links
@@ -112,6 +115,7 @@ def unpack(get: Callable[[], bytes | None], target: StrPath) -> None:
         InvalidError: An entry would leave target, or the target holds something in its place.
         InternalError: The stream is no whole tar.
     """
+    fresh = not os.path.isdir(target)
     os.makedirs(target, exist_ok=True)
     top = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     modes: list[tuple[list[bytes], int, float]] = []
@@ -129,6 +133,8 @@ def unpack(get: Callable[[], bytes | None], target: StrPath) -> None:
                 vars(tar)["members"].clear()  # else it grows with every entry
         # Last, so that a read-only directory could be filled; deepest first.
         for parts, mode, mtime in reversed(modes):
+            if not parts and not fresh:
+                continue
             with _open_dir(top, parts, make=False) as fd:
                 os.fchmod(fd, mode)
                 os.utime(fd, (mtime, mtime))

@@ -22,6 +22,7 @@ class DSecContainerRunArgs:
     Attributes:
         container_image: Name (`name` or `name:tag`) or digest (`sha256:...`)
             of the imported layer that is the sandbox's root file system.
+            Empty for a backend that needs none.
         layers: Further layers, stacked on top in this order.
         memory_limit_mb: MiB, of all processes and files in memory together.
         cpu_cores_limit: CPUs; 0.5 is half of one.
@@ -39,7 +40,7 @@ class DSecContainerRunArgs:
         env: Environment of every command.
         labels: For finding sandboxes again with `list`.
         job: Name of the job that the sandbox belongs to.
-        backend: Kind of sandbox to make; empty is `container`.
+        backend: Kind of sandbox to make; empty is DSEC_BACKEND, else `container`.
     """
 
     container_image: str

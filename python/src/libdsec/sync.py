@@ -66,12 +66,20 @@ class _Loop:
             raise
 
     def stop(self) -> None:
-        """End the loop and its thread."""
+        """Cancel what still runs in the loop, and end it and its thread."""
+
+        async def settle() -> None:
+            tasks = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
         with self._lock:
             loop, thread, pid = self._loop, self._thread, self._pid
             self._loop = self._thread = None
         if loop is None or thread is None or pid != os.getpid():
             return
+        asyncio.run_coroutine_threadsafe(settle(), loop).result()
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
