@@ -137,7 +137,13 @@ func (c *Cmd) Start(ctx context.Context) error {
 		c.stdin <- nil
 		return nil
 	}
-	go func() { c.stdin <- c.process.sendStdin(ctx, c.Stdin) }()
+	go func() {
+		err := c.process.sendStdin(ctx, c.Stdin)
+		c.stdin <- err
+		if errors.As(err, new(readError)) {
+			c.cancel() // the command would wait for the rest for ever
+		}
+	}()
 	return nil
 }
 
@@ -192,12 +198,20 @@ func (c *Cmd) Process() *Process { return c.process }
 func (c *Cmd) Wait() (dsec.Outcome, error) {
 	defer c.cancel()
 	o, err := c.process.relay(c.events, c.Stdout, c.Stderr, nil)
-	c.cancel() // ends the sending of input that nobody takes any more
-	if serr := <-c.stdin; err == nil && serr != nil && !errors.Is(serr, context.Canceled) && dsec.CodeOf(serr) == dsec.CodeInternal {
-		return o, serr // the caller's own reader failed
+	// A reader that blocks is not waited for: nobody takes its input any more.
+	select {
+	case serr := <-c.stdin:
+		var re readError
+		if err != nil && errors.As(serr, &re) {
+			return o, re.error
+		}
+	default:
 	}
 	return o, err
 }
+
+// readError is the failure of the caller's own reader.
+type readError struct{ error }
 
 // Process is a started command, known by its number.
 type Process struct {

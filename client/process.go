@@ -134,7 +134,7 @@ func (p *Process) sendStdin(ctx context.Context, r io.Reader) error {
 			return nil
 		}
 		if rerr != nil {
-			return rerr
+			return readError{rerr}
 		}
 	}
 }

@@ -11,7 +11,6 @@ import (
 	"context"
 	"log/slog"
 	"net/http"
-	"time"
 
 	"connectrpc.com/connect"
 	"github.com/prometheus/client_golang/prometheus"
@@ -25,9 +24,6 @@ import (
 // MaxMessage is the most bytes of one request message, or of one message of a
 // stream, after decompression.
 const MaxMessage = 4 << 20
-
-// MaxHeader is the most bytes of a request's header.
-const MaxHeader = 32 << 10
 
 // Config is what an apiserver is made of.
 type Config struct {
@@ -82,23 +78,4 @@ func (s *Server) Handler() http.Handler {
 	mux.Handle(dsecv1connect.NewLayerServiceHandler(layerService{s}, opts...))
 	mux.Handle(dsecv1connect.NewAdminServiceHandler(adminService{s}, opts...))
 	return typedErrors(bodyDeadlines(mux))
-}
-
-// HTTPServer is an http.Server for h with the limits that keep a slow or
-// oversized client from holding the apiserver: HTTP/1.1 and HTTP/2, the latter
-// also without TLS.
-func HTTPServer(h http.Handler, log *slog.Logger) *http.Server {
-	srv := &http.Server{
-		Handler:           h,
-		ReadHeaderTimeout: 10 * time.Second,
-		IdleTimeout:       2 * time.Minute,
-		MaxHeaderBytes:    MaxHeader,
-		Protocols:         new(http.Protocols),
-		HTTP2:             &http.HTTP2Config{MaxConcurrentStreams: 4096, SendPingTimeout: 30 * time.Second, PingTimeout: 15 * time.Second},
-		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug),
-	}
-	srv.Protocols.SetHTTP1(true)
-	srv.Protocols.SetHTTP2(true)
-	srv.Protocols.SetUnencryptedHTTP2(true)
-	return srv
 }

@@ -45,3 +45,10 @@ func secret(h http.Header) string {
 func principal(ctx context.Context) iam.Principal {
 	return ctx.Value(principalKey{}).(iam.Principal)
 }
+
+// Admin reports whether a request carries an admin key, for what is served
+// beside the API.
+func (s *Server) Admin(r *http.Request) bool {
+	p, err := s.iam.Authenticate(secret(r.Header))
+	return err == nil && p.Admin
+}

@@ -71,7 +71,8 @@ func (b sandboxService) BatchCreate(ctx context.Context, req *connect.Request[ds
 }
 
 // resolve checks what only the apiserver can check of a create, and turns the
-// names of its layers into digests and their configuration into defaults.
+// names of its layers into digests. The defaults that layers bring are the
+// edge's to add.
 func (s *Server) resolve(ctx context.Context, path string, req *dsecv1.CreateRequest) (*dsecv1.CreateSandboxesItem, error) {
 	for _, name := range slices.Sorted(maps.Keys(req.NetworkRules)) {
 		if req.NetworkRules[name] {
@@ -94,27 +95,13 @@ func (s *Server) resolve(ctx context.Context, path string, req *dsecv1.CreateReq
 	if out.Backend == "" {
 		out.Backend = string(dsec.KindContainer)
 	}
-	env := map[string]string{}
 	for i, ref := range req.Layers {
 		t, err := s.layers.find(project, fmt.Sprintf("%slayers[%d]", path, i), ref)
 		if err != nil {
 			return nil, err
 		}
 		out.Layers[i] = t.Digest
-		for _, kv := range t.Env {
-			if k, v, ok := strings.Cut(kv, "="); ok {
-				env[k] = v
-			}
-		}
-		if req.User == "" && t.User != "" {
-			out.User = t.User
-		}
-		if req.Workdir == "" && t.Workdir != "" {
-			out.Workdir = t.Workdir
-		}
 	}
-	maps.Copy(env, req.Env)
-	out.Env = env
 	return item, nil
 }
 

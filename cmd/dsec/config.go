@@ -1,0 +1,256 @@
+package main
+
+import (
+	"bytes"
+	_ "embed"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/pelletier/go-toml/v2"
+
+	"github.com/opendsec/dsec"
+)
+
+const defaultConfigFile = "/etc/dsec/dsec.toml"
+
+// defaultConfig is the manual and the defaults at once.
+//
+//go:embed dsec.toml
+var defaultConfig []byte
+
+// Config is dsec.toml, which says what each key means.
+type Config struct {
+	DataDir  string     `toml:"data_dir"`
+	RunDir   string     `toml:"run_dir"`
+	LogLevel string     `toml:"log_level"`
+	API      APIConfig  `toml:"api"`
+	Etcd     EtcdConfig `toml:"etcd"`
+	Edge     EdgeConfig `toml:"edge"`
+}
+
+// APIConfig is the section [api].
+type APIConfig struct {
+	Listen  string   `toml:"listen"`
+	TLSCert string   `toml:"tls_cert"`
+	TLSKey  string   `toml:"tls_key"`
+	Edges   []string `toml:"edges"`
+}
+
+// EtcdConfig is the section [etcd].
+type EtcdConfig struct {
+	Endpoints []string `toml:"endpoints"`
+}
+
+// EdgeConfig is the section [edge].
+type EdgeConfig struct {
+	Backends           []string `toml:"backends"`
+	MetricsListen      string   `toml:"metrics_listen"`
+	MaxSandboxes       int64    `toml:"max_sandboxes"`
+	MaxCalls           int64    `toml:"max_calls"`
+	CreateConcurrency  int64    `toml:"create_concurrency"`
+	DefaultIdleTimeout duration `toml:"default_idle_timeout"`
+	DefaultMaxLifetime duration `toml:"default_max_lifetime"`
+	Retention          duration `toml:"retention"`
+	MinFreeBytes       int64    `toml:"min_free_bytes"`
+	MinFreeInodes      int64    `toml:"min_free_inodes"`
+	DefaultLimits      Limits   `toml:"default_limits"`
+	MaxLimits          Limits   `toml:"max_limits"`
+}
+
+// Limits are the sections [edge.default_limits] and [edge.max_limits].
+type Limits struct {
+	MilliCPU    int64 `toml:"milli_cpu"`
+	MemoryBytes int64 `toml:"memory_bytes"`
+	DiskBytes   int64 `toml:"disk_bytes"`
+	DiskInodes  int64 `toml:"disk_inodes"`
+	Pids        int64 `toml:"pids"`
+}
+
+// duration is written as Go writes one: 90s, 1h30m.
+type duration time.Duration
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (d *duration) UnmarshalText(b []byte) error {
+	v, err := time.ParseDuration(string(b))
+	*d = duration(v)
+	return err
+}
+
+func (c *Config) adminKey() string   { return filepath.Join(c.DataDir, "admin.key") }
+func (c *Config) edgeSocket() string { return filepath.Join(c.RunDir, "edge.sock") }
+
+// loadConfig reads the defaults, then the file, then the environment. path
+// empty is the default file, which need not be there.
+func loadConfig(path string) (*Config, error) {
+	var c Config
+	if err := decode(defaultConfig, &c); err != nil {
+		return nil, err
+	}
+	file := path
+	if file == "" {
+		file = defaultConfigFile
+	}
+	data, err := os.ReadFile(file)
+	switch {
+	case err == nil:
+		if err := decode(data, &c); err != nil {
+			return nil, dsec.Invalid(file, "%v", err)
+		}
+	case path != "" || !errors.Is(err, fs.ErrNotExist):
+		return nil, dsec.Invalid("config", "%v", err)
+	}
+	if err := fromEnv("DSEC", reflect.ValueOf(&c).Elem()); err != nil {
+		return nil, err
+	}
+	return &c, nil
+}
+
+func decode(data []byte, c *Config) error {
+	d := toml.NewDecoder(bytes.NewReader(data))
+	d.DisallowUnknownFields()
+	err := d.Decode(c)
+	var strict *toml.StrictMissingError
+	if errors.As(err, &strict) {
+		first := strict.Errors[0]
+		row, _ := first.Position()
+		return fmt.Errorf("line %d: no such key: %s", row, strings.Join(first.Key(), "."))
+	}
+	var bad *toml.DecodeError
+	if errors.As(err, &bad) {
+		row, _ := bad.Position()
+		return fmt.Errorf("line %d: %s: %s", row, strings.Join(bad.Key(), "."), strings.TrimPrefix(bad.Error(), "toml: "))
+	}
+	return err
+}
+
+// fromEnv sets every field whose variable is in the environment.
+func fromEnv(prefix string, v reflect.Value) error {
+	for i := range v.NumField() {
+		name := prefix + "_" + strings.ToUpper(v.Type().Field(i).Tag.Get("toml"))
+		f := v.Field(i)
+		text, set := os.LookupEnv(name)
+		var err error
+		switch p := f.Addr().Interface().(type) {
+		case *string:
+			if set {
+				*p = text
+			}
+		case *int64:
+			if set {
+				*p, err = strconv.ParseInt(text, 10, 64)
+			}
+		case *duration:
+			if set {
+				err = p.UnmarshalText([]byte(text))
+			}
+		case *[]string:
+			if set {
+				*p = splitList(text)
+			}
+		default:
+			if err := fromEnv(name, f); err != nil {
+				return err
+			}
+		}
+		if err != nil {
+			return dsec.Invalid(name, "want a value like the one in dsec.toml: %v", err)
+		}
+	}
+	return nil
+}
+
+func splitList(text string) []string {
+	return strings.FieldsFunc(text, func(r rune) bool { return r == ',' || r == ' ' })
+}
+
+// Validate reports the first value that cannot work.
+func (c *Config) Validate() error {
+	for field, dir := range map[string]string{"data_dir": c.DataDir, "run_dir": c.RunDir} {
+		if !filepath.IsAbs(dir) {
+			return dsec.Invalid(field, "want an absolute path")
+		}
+	}
+	if err := c.API.validate(); err != nil {
+		return err
+	}
+	return c.Edge.validate()
+}
+
+func (a *APIConfig) validate() error {
+	host, port, err := net.SplitHostPort(a.Listen)
+	if err != nil {
+		return dsec.Invalid("api.listen", "want host:port")
+	}
+	if n, err := strconv.Atoi(port); err != nil || n < 0 || n > 65535 {
+		return dsec.Invalid("api.listen", "want a port of 0 to 65535")
+	}
+	if (a.TLSCert == "") != (a.TLSKey == "") {
+		return dsec.Invalid("api.tls_cert", "want both tls_cert and tls_key, or neither")
+	}
+	ip := net.ParseIP(host)
+	if a.TLSCert == "" && host != "localhost" && (ip == nil || !ip.IsLoopback()) {
+		return dsec.Invalid("api.listen", "want a loopback address such as 127.0.0.1; another needs api.tls_cert and api.tls_key, for keys must not travel in the clear")
+	}
+	return nil
+}
+
+func (e *EdgeConfig) validate() error {
+	if len(e.Backends) == 0 {
+		return dsec.Invalid("edge.backends", "want at least one of: %s", strings.Join(backendNames(), ", "))
+	}
+	for _, name := range e.Backends {
+		if _, ok := findBackend(name); !ok {
+			return dsec.Invalid("edge.backends", "%q: want one of: %s", name, strings.Join(backendNames(), ", "))
+		}
+	}
+	for _, r := range []struct {
+		name         string
+		v, low, high int64
+	}{
+		{"max_sandboxes", e.MaxSandboxes, 1, 1_000_000},
+		{"max_calls", e.MaxCalls, 1, 100_000},
+		{"create_concurrency", e.CreateConcurrency, 1, 1024},
+		{"min_free_bytes", e.MinFreeBytes, 0, 1 << 50},
+		{"min_free_inodes", e.MinFreeInodes, 0, 1 << 40},
+		{"default_idle_timeout", int64(time.Duration(e.DefaultIdleTimeout) / time.Second), 0, 366 * 24 * 3600},
+		{"default_max_lifetime", int64(time.Duration(e.DefaultMaxLifetime) / time.Second), 0, 366 * 24 * 3600},
+		{"retention", int64(time.Duration(e.Retention) / time.Second), 60, 366 * 24 * 3600},
+	} {
+		if r.v < r.low || r.v > r.high {
+			return dsec.Invalid("edge."+r.name, "is %d, want %d to %d", r.v, r.low, r.high)
+		}
+	}
+	def, most := e.DefaultLimits.rows(), e.MaxLimits.rows()
+	for i, m := range most {
+		if m.v < 1 {
+			return dsec.Invalid("edge.max_limits."+m.name, "is %d, want at least 1", m.v)
+		}
+		if d := def[i]; d.v < 1 || d.v > m.v {
+			return dsec.Invalid("edge.default_limits."+d.name, "is %d, want 1 to edge.max_limits.%s, %d", d.v, m.name, m.v)
+		}
+	}
+	return nil
+}
+
+type limitRow struct {
+	name string
+	v    int64
+}
+
+func (l Limits) rows() []limitRow {
+	return []limitRow{
+		{"milli_cpu", l.MilliCPU},
+		{"memory_bytes", l.MemoryBytes},
+		{"disk_bytes", l.DiskBytes},
+		{"disk_inodes", l.DiskInodes},
+		{"pids", l.Pids},
+	}
+}

@@ -1,0 +1,129 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/backend"
+	"github.com/opendsec/dsec/internal/daemon"
+	"github.com/opendsec/dsec/internal/edge"
+	"github.com/opendsec/dsec/internal/layer"
+)
+
+// runEdge owns this machine's sandboxes and serves the edge API on a socket
+// that only this user may connect to.
+func runEdge(ctx context.Context, e *env, args []string) error {
+	_, load := serverFlags(e, "edge")
+	cfg, err := load(args)
+	if err != nil {
+		return err
+	}
+	log, err := daemon.Logger(e.stderr, cfg.LogLevel)
+	if err != nil {
+		return err
+	}
+	socket, err := daemon.ListenUnix(cfg.edgeSocket())
+	if err != nil {
+		return err
+	}
+	defer func() { _ = socket.Close() }()
+	var stack daemon.Stack
+	failed := make(chan error, 4)
+	reg := daemon.Registry()
+	node, err := startEdge(ctx, cfg, log, reg, &stack)
+	if err == nil {
+		stack.Serve(daemon.HTTPServer(node.Handler(), log), socket, failed)
+		err = serveStatus(cfg, log, reg, &stack, failed)
+	}
+	if err != nil {
+		return errors.Join(err, stop(log, &stack, node))
+	}
+	_, _ = fmt.Fprintf(e.stdout, "ready %s\n", cfg.edgeSocket())
+	return wait(ctx, log, &stack, node, failed)
+}
+
+func serveStatus(cfg *Config, log *slog.Logger, reg *prometheus.Registry, stack *daemon.Stack, failed chan<- error) error {
+	if cfg.Edge.MetricsListen == "" {
+		return nil
+	}
+	l, err := daemon.ListenTCP(cfg.Edge.MetricsListen)
+	if err != nil {
+		return err
+	}
+	stack.Serve(daemon.HTTPServer(daemon.WithStatus(http.NotFoundHandler(), reg, daemon.Loopback), log), l, failed)
+	return nil
+}
+
+// startEdge starts the node side: it returns once the sandboxes of an earlier
+// run are taken over. The caller closes the edge; the stack has the rest.
+func startEdge(ctx context.Context, cfg *Config, log *slog.Logger, reg *prometheus.Registry, stack *daemon.Stack) (*edge.Edge, error) {
+	state := filepath.Join(cfg.DataDir, "edge")
+	lock, err := daemon.Lock(state)
+	if err != nil {
+		return nil, err
+	}
+	stack.Push(func(context.Context) error { return lock.Close() })
+	layers, err := layer.Open(filepath.Join(cfg.DataDir, "layers"), layer.Options{Logger: log})
+	if err != nil {
+		return nil, err
+	}
+	stack.Push(func(context.Context) error { return layers.Close() })
+	var kinds []backend.Backend
+	for _, name := range cfg.Edge.Backends {
+		kind, _ := findBackend(name) // Validate has looked it up
+		b, err := kind.open(cfg, log)
+		if err != nil {
+			return nil, fmt.Errorf("backend %s: %w", name, err)
+		}
+		kinds = append(kinds, b) // the edge closes it
+	}
+	ec := cfg.Edge
+	node, err := edge.New(edge.Config{
+		StateDir: state, RunDir: filepath.Join(cfg.RunDir, "edge"), Backends: kinds, Layers: layers,
+		DefaultLimits: dsec.Limits(ec.DefaultLimits), MaxLimits: dsec.Limits(ec.MaxLimits),
+		DefaultIdleTimeout: orNever(ec.DefaultIdleTimeout), DefaultMaxLifetime: orNever(ec.DefaultMaxLifetime),
+		MaxSandboxes: int(ec.MaxSandboxes), MaxCalls: int(ec.MaxCalls), CreateConcurrency: int(ec.CreateConcurrency),
+		Retention: time.Duration(ec.Retention), MinFreeBytes: ec.MinFreeBytes, MinFreeInodes: ec.MinFreeInodes,
+		Version: version, Logger: log, Metrics: reg, Crash: crash(),
+	})
+	if err != nil {
+		return nil, err
+	}
+	if err := node.Recover(ctx); err != nil {
+		return node, err
+	}
+	return node, nil
+}
+
+// orNever: 0 is never in the file, and the default in the edge's own words.
+func orNever(d duration) time.Duration {
+	if d == 0 {
+		return -1
+	}
+	return time.Duration(d)
+}
+
+// crash is the hook of the crash suite: DSEC_CRASH names the step before which
+// the process kills itself, as a power cut would.
+func crash() func(step string) {
+	want := os.Getenv("DSEC_CRASH")
+	if want == "" {
+		return nil
+	}
+	return func(step string) {
+		if step == want {
+			_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+			select {} // the signal is on its way; nothing more may happen
+		}
+	}
+}

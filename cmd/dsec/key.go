@@ -1,0 +1,82 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/opendsec/dsec/client"
+)
+
+func runKeyCreate(ctx context.Context, e *env, args []string) error {
+	f := clientFlags(e, "key create")
+	project := f.String("project", "", "`name` of the project that the key acts for; made if new")
+	ttl := f.Duration("expires-in", 0, "how long the key is good, for example 720h; 0 is for ever")
+	if _, err := f.parse(args, 0, 0, 0); err != nil {
+		return err
+	}
+	c, err := f.client()
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	var expires time.Time
+	if *ttl != 0 {
+		expires = time.Now().Add(*ttl)
+	}
+	k, secret, err := c.CreateKey(ctx, *project, expires)
+	if err != nil {
+		return err
+	}
+	return f.print(struct {
+		client.Key
+		Secret string `json:"secret"`
+	}{k, secret}, "", [][]string{{secret}})
+}
+
+func runKeyList(ctx context.Context, e *env, args []string) error {
+	f := clientFlags(e, "key list")
+	if _, err := f.parse(args, 0, 0, 0); err != nil {
+		return err
+	}
+	c, err := f.client()
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	keys, err := c.Keys(ctx)
+	if err != nil {
+		return err
+	}
+	rows := [][]string{}
+	for _, k := range keys {
+		expires := "never"
+		if !k.Expires.IsZero() {
+			expires = k.Expires.Format(time.RFC3339)
+		}
+		rows = append(rows, []string{k.ID, k.Project, fmt.Sprint(k.Admin), age(k.Created), expires})
+	}
+	return f.print(keys, "ID PROJECT ADMIN AGE EXPIRES", rows)
+}
+
+func runKeyRevoke(ctx context.Context, e *env, args []string) error {
+	f := clientFlags(e, "key revoke")
+	ids, err := f.parse(args, 1, -1, 0)
+	if err != nil {
+		return err
+	}
+	c, err := f.client()
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	for _, id := range ids {
+		if err := c.RevokeKey(ctx, id); err != nil {
+			return err
+		}
+	}
+	if f.output == "json" {
+		return f.print(map[string]any{"revoked": ids}, "", nil)
+	}
+	return nil
+}

@@ -1,0 +1,107 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/client"
+	"github.com/opendsec/dsec/internal/layer/tardir"
+)
+
+func runLayerImport(ctx context.Context, e *env, args []string) error {
+	f := clientFlags(e, "layer import")
+	sel := f.String("select", "", "`tag` or digest of the image wanted from an archive that holds several")
+	args, err := f.parse(args, 2, 2, 0)
+	if err != nil {
+		return err
+	}
+	archive, err := openArchive(e, args[1])
+	if err != nil {
+		return err
+	}
+	defer func() { _ = archive.Close() }()
+	c, err := f.client()
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	l, findings, err := c.ImportLayer(ctx, args[0], *sel, archive)
+	if err != nil {
+		return err
+	}
+	for _, finding := range findings {
+		_, _ = fmt.Fprintln(e.stderr, "dsec: found: "+finding)
+	}
+	return f.print(struct {
+		client.Layer
+		Findings []string `json:"findings,omitempty"`
+	}{l, findings}, "", [][]string{{l.Name, l.Digest, formatSize(l.Size)}})
+}
+
+// openArchive opens a file, a directory as a tar, or standard input.
+func openArchive(e *env, name string) (io.ReadCloser, error) {
+	if name == "-" {
+		return io.NopCloser(e.stdin), nil
+	}
+	info, err := os.Stat(name)
+	if err != nil {
+		return nil, dsec.Invalid("FILE", "%v", err)
+	}
+	if info.IsDir() {
+		return tarOf(name), nil
+	}
+	return os.Open(name)
+}
+
+// tarOf is the tree below dir as a tar stream.
+func tarOf(dir string) io.ReadCloser {
+	r, w := io.Pipe()
+	go func() { _ = w.CloseWithError(tardir.Write(w, dir)) }()
+	return r
+}
+
+func runLayerList(ctx context.Context, e *env, args []string) error {
+	f := clientFlags(e, "layer list")
+	if _, err := f.parse(args, 0, 0, 0); err != nil {
+		return err
+	}
+	c, err := f.client()
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	layers, err := c.Layers(ctx)
+	if err != nil {
+		return err
+	}
+	rows := [][]string{}
+	for _, l := range layers {
+		rows = append(rows, []string{l.Name, l.Digest[:min(len(l.Digest), 19)], formatSize(l.Size), fmt.Sprint(l.Files), age(l.Created), l.Source})
+	}
+	return f.print(layers, "NAME DIGEST SIZE FILES AGE SOURCE", rows)
+}
+
+func runLayerRemove(ctx context.Context, e *env, args []string) error {
+	f := clientFlags(e, "layer remove")
+	names, err := f.parse(args, 1, -1, 0)
+	if err != nil {
+		return err
+	}
+	c, err := f.client()
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	for _, name := range names {
+		if err := c.RemoveLayer(ctx, name); err != nil {
+			return err
+		}
+	}
+	if f.output == "json" {
+		return f.print(map[string]any{"removed": names}, "", nil)
+	}
+	return nil
+}

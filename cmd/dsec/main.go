@@ -1,0 +1,167 @@
+// Command dsec is all of DSec in one binary: `dsec up` serves sandboxes on one
+// machine, `dsec apiserver` and `dsec edge` are its two halves as processes of
+// their own, and the other verbs are the command-line client. ARCHITECTURE.md
+// tells how the parts work together, docs/cli.md what each verb does.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+
+	"github.com/opendsec/dsec"
+)
+
+// version is set by the build.
+var version = "dev"
+
+// command is one verb. A group's verbs have its name in front: "layer list".
+type command struct {
+	name   string
+	args   string
+	short  string
+	run    func(ctx context.Context, e *env, args []string) error
+	hidden bool
+}
+
+// commands is the table of all verbs.
+func commands() []command {
+	return []command{
+		{"up", "[flags]", "serve sandboxes on this machine: apiserver, edge and etcd in one process", runUp, false},
+		{"sandbox create", "[flags] [LAYER...]", "make a sandbox and print its ID", runCreate, false},
+		{"sandbox list", "[flags]", "list sandboxes", runList, false},
+		{"sandbox get", "ID", "show one sandbox", runGet, false},
+		{"sandbox kill", "ID...", "end sandboxes and free all they held", runKill, false},
+		{"exec", "[flags] ID COMMAND [ARG...]", "run a command; exits with the command's own code", runExec, false},
+		{"shell", "[flags] ID [COMMAND [ARG...]]", "open an interactive shell", runShell, false},
+		{"cp", "SRC DST", "copy files and directories; ID:PATH is in a sandbox, - is a tar stream", runCp, false},
+		{"logs", "[flags] ID PROCESS", "print the output of a command that was started before", runLogs, false},
+		{"ps", "ID", "list the commands of a sandbox", runPs, false},
+		{"stats", "ID...", "show what sandboxes use", runStats, false},
+		{"layer import", "[flags] NAME FILE|DIR|-", "make a layer of an archive or a directory", runLayerImport, false},
+		{"layer list", "", "list layers", runLayerList, false},
+		{"layer remove", "NAME...", "remove names of layers", runLayerRemove, false},
+		{"key create", "--project NAME [flags]", "make an API key; shows its secret once", runKeyCreate, false},
+		{"key list", "", "list API keys", runKeyList, false},
+		{"key revoke", "ID...", "end API keys", runKeyRevoke, false},
+		{"apiserver", "[flags]", "serve the public API alone", runAPIServer, false},
+		{"edge", "[flags]", "own this machine's sandboxes alone", runEdge, false},
+		{"config", "", "print the commented default configuration", runConfig, false},
+		{"version", "", "print the version", runVersion, false},
+		{"import-helper", "", "", runImportHelper, true},
+	}
+}
+
+// env is what a verb may touch.
+type env struct {
+	stdin          io.Reader
+	stdout, stderr io.Writer
+}
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	code := run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr)
+	stop()
+	os.Exit(code)
+}
+
+// exitError ends the process with a code of its own. line, where set, is
+// printed behind `dsec: `.
+type exitError struct {
+	code int
+	line string
+}
+
+func (e exitError) Error() string { return e.line }
+
+// errUsage was reported already.
+var errUsage = errors.New("usage")
+
+// run runs one verb and returns the exit code.
+func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
+	e := &env{stdin, stdout, stderr}
+	if len(args) == 0 || args[0] == "help" || args[0] == "-h" || args[0] == "--help" {
+		if len(args) > 1 {
+			args = append(args[1:], "-h")
+		} else {
+			usage(stdout)
+			return 0
+		}
+	}
+	cmd, rest, ok := find(args)
+	if !ok {
+		_, _ = fmt.Fprintf(stderr, "dsec: %s: no such command; see `dsec help`\n", strings.Join(args[:min(2, len(args))], " "))
+		return 2
+	}
+	err := cmd.run(ctx, e, rest)
+	var exit exitError
+	switch {
+	case err == nil:
+		return 0
+	case errors.Is(err, flag.ErrHelp):
+		return 0
+	case errors.Is(err, errUsage):
+		return 2
+	case errors.As(err, &exit):
+		if exit.line != "" {
+			_, _ = fmt.Fprintln(stderr, "dsec: "+exit.line)
+		}
+		return exit.code
+	}
+	_, _ = fmt.Fprintln(stderr, "dsec: "+line(err))
+	return exitCode(err)
+}
+
+// line is err in one line.
+func line(err error) string {
+	text := strings.Join(strings.Fields(err.Error()), " ")
+	var de *dsec.Error
+	if errors.As(err, &de) {
+		text = fmt.Sprintf("%s (%s)", strings.Join(strings.Fields(de.Error()), " "), de.Code)
+	}
+	return text
+}
+
+func exitCode(err error) int {
+	var de *dsec.Error
+	if errors.As(err, &de) {
+		return dsec.Codes[de.Code].Exit
+	}
+	return 1
+}
+
+func find(args []string) (command, []string, bool) {
+	for _, c := range commands() {
+		words := strings.Fields(c.name)
+		if len(args) >= len(words) && strings.Join(args[:len(words)], " ") == c.name {
+			return c, args[len(words):], true
+		}
+	}
+	return command{}, nil, false
+}
+
+func usage(w io.Writer) {
+	_, _ = fmt.Fprint(w, "usage: dsec COMMAND [flags]\n\n")
+	for _, c := range commands() {
+		if !c.hidden {
+			_, _ = fmt.Fprintf(w, "  %-15s %s\n", c.name, c.short)
+		}
+	}
+	_, _ = fmt.Fprint(w, "\n`dsec COMMAND -h` shows a command's flags. See docs/cli.md.\n")
+}
+
+func runVersion(_ context.Context, e *env, _ []string) error {
+	_, err := fmt.Fprintln(e.stdout, "dsec "+version)
+	return err
+}
+
+func runConfig(_ context.Context, e *env, _ []string) error {
+	_, err := e.stdout.Write(defaultConfig)
+	return err
+}
