@@ -3,6 +3,7 @@ package layer
 import (
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"unsafe"
 
@@ -91,10 +92,11 @@ func filter() []bpf.Instruction {
 		bpf.LoadAbsolute{Off: dataArg2, Size: 4},
 		bpf.JumpIf{Cond: bpf.JumpBitsSet, Val: unix.PROT_EXEC, SkipTrue: 1},
 		bpf.RetConstant{Val: actionAllow},
-		// The runtime preempts its threads with signals to itself; in a process
-		// namespace of its own there is nobody else.
+		// The runtime preempts its threads with signals to itself.
 		bpf.LoadAbsolute{Off: dataNr, Size: 4},
-		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: unix.SYS_TGKILL, SkipTrue: 1},
+		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: unix.SYS_TGKILL, SkipTrue: 3},
+		bpf.LoadAbsolute{Off: dataArg0, Size: 4},
+		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: uint32(os.Getpid()), SkipTrue: 1},
 		bpf.RetConstant{Val: actionAllow},
 		bpf.RetConstant{Val: actionEPERM},
 	)

@@ -171,10 +171,12 @@ func (s *Store) startHelper(image, scratch *os.File, opt convert.Options) (*help
 }
 
 // helperAttr is what the parent can set before the helper's first
-// instruction: an owner without rights, and namespaces without anything.
+// instruction: an owner without rights, and namespaces without anything. There
+// is no process namespace: with cgo, the library that puts Landlock on all
+// threads looks for them in /proc by the number that getpid gives.
 func (s *Store) helperAttr() *syscall.SysProcAttr {
 	attr := &syscall.SysProcAttr{
-		Cloneflags: unix.CLONE_NEWNET | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS | unix.CLONE_NEWPID | unix.CLONE_NEWNS,
+		Cloneflags: unix.CLONE_NEWNET | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS | unix.CLONE_NEWNS,
 		Pdeathsig:  syscall.SIGKILL,
 		Setsid:     true,
 	}
