@@ -154,7 +154,18 @@ func branch(first uint32, n int) []unix.SockFilter {
 
 // decide applies rules in their order.
 func decide(rules []rule) (prog []unix.SockFilter) {
+	loaded := -1 // the argument that the accumulator holds
 	for _, r := range rules {
+		if len(r.conds) == 1 && r.conds[0].mask == allBits {
+			c := r.conds[0]
+			if loaded != c.arg {
+				prog = append(prog, load(offArgs+8*uint32(c.arg)))
+			}
+			prog = append(prog, jump(unix.BPF_JEQ, c.value, 0, 1), ret(r.do))
+			loaded = c.arg
+			continue
+		}
+		loaded = -1
 		var body []unix.SockFilter
 		// From the last condition to the first, so that the distance to the
 		// next rule is known.

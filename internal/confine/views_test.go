@@ -1,0 +1,124 @@
+package confine
+
+import (
+	"bytes"
+	"os"
+	"path"
+	"slices"
+	"strings"
+	"testing"
+	"testing/fstest"
+
+	"golang.org/x/sys/unix"
+)
+
+func TestProcMasksCoverEverythingElse(t *testing.T) {
+	masks, err := ProcMasks("/proc")
+	if err != nil {
+		t.Fatal(err)
+	}
+	covered := map[string]bool{}
+	for _, m := range masks {
+		info, err := os.Lstat(path.Join("/proc", m.Path))
+		if err != nil || info.IsDir() != m.Dir {
+			t.Errorf("%+v: %v, %v", m, info, err)
+		}
+		covered[m.Path] = true
+	}
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		kept := slices.Contains(ProcKeep, e.Name()) || strings.Trim(e.Name(), "0123456789") == ""
+		if kept == covered[e.Name()] {
+			t.Errorf("%s: kept %v, covered %v", e.Name(), kept, covered[e.Name()])
+		}
+	}
+	// On every kernel that dsec supports.
+	for _, name := range []string{"kmsg", "kallsyms", "sysrq-trigger", "sys/kernel/core_pattern", "cmdline", "kpagecgroup"} {
+		if _, err := os.Lstat("/proc/" + name); err == nil && !covered[name] {
+			t.Errorf("%s is not covered", name)
+		}
+	}
+}
+
+func TestProcMasksRefuseWhatTheyCannotCover(t *testing.T) {
+	fsys := fstest.MapFS{"odd": {Mode: os.ModeSymlink}, "fine": {}}
+	if m, err := masksOf(fsys, ".", func(string) bool { return false }); err == nil {
+		t.Errorf("a symbolic link: %v, want an error", m)
+	}
+}
+
+func TestSysFilesSayTheCPUs(t *testing.T) {
+	for n, list := range map[int]string{1: "0\n", 2: "0-1\n", 16: "0-15\n"} {
+		seen := map[string]bool{}
+		for _, f := range SysFiles(n) {
+			if f.Path != path.Clean(f.Path) || path.IsAbs(f.Path) || seen[f.Path] {
+				t.Errorf("path %q", f.Path)
+			}
+			seen[f.Path] = true
+			if f.Path == "devices/system/cpu/online" && string(f.Data) != list {
+				t.Errorf("%d CPUs: online %q, want %q", n, f.Data, list)
+			}
+		}
+		if !seen["devices/system/cpu/online"] || !seen["fs/cgroup"] {
+			t.Errorf("%d CPUs: %v", n, seen)
+		}
+	}
+}
+
+func TestCPUsRoundUpToTheHost(t *testing.T) {
+	for _, test := range []struct {
+		milli int64
+		host  int
+		want  int
+	}{{1, 8, 1}, {1000, 8, 1}, {1001, 8, 2}, {64_000, 8, 8}, {0, 8, 8}, {500, 0, 1}} {
+		if got := CPUs(test.milli, test.host); got != test.want {
+			t.Errorf("CPUs(%d, %d) = %d, want %d", test.milli, test.host, got, test.want)
+		}
+	}
+}
+
+func TestMeminfoHasTheKernelsShape(t *testing.T) {
+	host, err := os.ReadFile("/proc/meminfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := Meminfo(64 << 20)
+	if !bytes.HasPrefix(got, []byte("MemTotal:          65536 kB\nMemFree:")) {
+		t.Errorf("starts %q", got[:40])
+	}
+	for line := range bytes.Lines(got) {
+		name, _, _ := bytes.Cut(line, []byte(":"))
+		known := bytes.Contains(host, append(slices.Clone(name), ':'))
+		if !known || len(line) != len("MemTotal:          65536 kB\n") && !bytes.HasPrefix(name, []byte("Vmalloc")) {
+			t.Errorf("%q is no line of this kernel's", line)
+		}
+	}
+}
+
+func TestCPUInfoIsCutAfterAProcessor(t *testing.T) {
+	host := []byte("processor\t: 0\nx\n\nprocessor\t: 1\nx\n\nprocessor\t: 2\nx\n\n")
+	for n, want := range map[int]int{0: 1, 1: 1, 2: 2, 3: 3, 9: 3} {
+		if got := bytes.Count(CPUInfo(host, n), []byte("processor")); got != want {
+			t.Errorf("%d processors for %d, want %d", got, n, want)
+		}
+	}
+}
+
+func TestRlimitsCanBeGiven(t *testing.T) {
+	limits, err := Rlimits()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range limits {
+		var now unix.Rlimit
+		if err := unix.Getrlimit(l.Resource, &now); err != nil {
+			t.Fatal(err)
+		}
+		if l.Soft > l.Hard || l.Hard > now.Max {
+			t.Errorf("%+v, of at most %d", l, now.Max)
+		}
+	}
+}
