@@ -8,7 +8,7 @@ import (
 	"errors"
 )
 
-//go:generate env CGO_ENABLED=0 GOOS=linux go build -trimpath -ldflags=-s\ -w -o bin/chronus ../../cmd/chronus
+//go:generate env CGO_ENABLED=0 GOOS=linux go build -trimpath "-ldflags=-s -w" -o bin/chronus ../../cmd/chronus
 
 //go:embed all:bin
 var bin embed.FS
