@@ -118,7 +118,7 @@ type Result struct {
 // full disk is exhausted. Both files must be empty; on error their content
 // means nothing.
 func Convert(archive io.Reader, image, scratch File, opt Options) (Result, error) {
-	c := &converter{limits: opt.Limits.WithDefaults(), scratch: &spool{f: scratch}}
+	c := &converter{limits: opt.Limits.WithDefaults(), scratch: newSpool(scratch)}
 	c.findings.init()
 	outer := newTree(c)
 	if err := c.readArchive(outer, archive); err != nil {

@@ -144,7 +144,7 @@ func (f *content) Read(p []byte) (int, error) {
 		return 0, io.EOF
 	}
 	p = p[:min(int64(len(p)), f.n.size-f.off)]
-	n, err := f.c.scratch.f.ReadAt(p, f.n.off+f.off)
+	n, err := f.c.scratch.ReadAt(p, f.n.off+f.off)
 	if n == len(p) {
 		err = nil
 	} else if err == io.EOF {

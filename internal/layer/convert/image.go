@@ -94,7 +94,7 @@ func (c *converter) readDocument(b blob) ([]byte, error) {
 		return nil, dsec.Invalid("data", "%s has %d bytes, want at most %d", b.what, b.size, c.limits.DocumentBytes)
 	}
 	doc := make([]byte, b.size)
-	if _, err := c.scratch.f.ReadAt(doc, b.off); err != nil && b.size > 0 {
+	if _, err := c.scratch.ReadAt(doc, b.off); err != nil && b.size > 0 {
 		return nil, err
 	}
 	if b.digest != "" {

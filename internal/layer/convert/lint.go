@@ -70,7 +70,7 @@ func quote(s string) string {
 }
 
 // lintSize is how much of a file's start is looked at for keys.
-const lintSize = 64 << 10
+const lintSize = 16 << 10
 
 var (
 	privateKey = regexp.MustCompile(`-----BEGIN (?:[A-Z0-9]+ ){0,3}PRIVATE KEY(?: BLOCK)?-----`)
@@ -106,6 +106,9 @@ var (
 // lintContent looks at the start of a file for what has the shape of a secret.
 func (c *converter) lintContent(name string, head []byte) {
 	head = head[:min(len(head), lintSize)]
+	if bytes.IndexByte(head[:min(len(head), 512)], 0) >= 0 {
+		return // not text
+	}
 	for _, t := range tokens {
 		if bytes.Contains(head, t.hint) && t.re.Match(head) {
 			c.findings.add(name, "holds what looks like "+t.what)
