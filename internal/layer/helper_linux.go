@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime/debug"
+	"strconv"
 
 	"golang.org/x/sys/unix"
 
@@ -65,6 +66,27 @@ func helperMain() error {
 	return err
 }
 
+// closeInherited closes what the parent left open by mistake. What survived
+// exec has no close-on-exec flag, and all that this process opened has one:
+// closing a whole range would take the runtime's poller away too, which is
+// open by now in a binary whose other packages start goroutines.
+func closeInherited() error {
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		fd, err := strconv.Atoi(e.Name())
+		if err != nil || fd < fdEnd {
+			continue
+		}
+		if flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err == nil && flags&unix.FD_CLOEXEC == 0 {
+			_ = unix.Close(fd)
+		}
+	}
+	return nil
+}
+
 // helperCPU bounds the processor time of one import, in seconds: an archive at
 // every limit takes minutes.
 const helperCPU = 3600
@@ -75,9 +97,8 @@ func confineHelper(l Limits) (findings []string, err error) {
 	if os.Geteuid() == 0 {
 		return nil, errors.New("runs as root")
 	}
-	// What the parent left open by mistake.
-	if err := unix.CloseRange(fdEnd, ^uint(0), 0); err != nil {
-		return nil, fmt.Errorf("close_range: %w", err)
+	if err := closeInherited(); err != nil {
+		return nil, err
 	}
 	// A file that grows too large is an error of the write, not a signal.
 	signal.Ignore(unix.SIGXFSZ, unix.SIGPIPE)
