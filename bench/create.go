@@ -1,0 +1,192 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/opendsec/dsec/client"
+)
+
+// coldCreate: create to the first command's exit code, one after the other,
+// nothing taken from a pool of shells. The kill is outside the measured time.
+func coldCreate(ctx context.Context, b *bench) ([]row, error) {
+	ours := contestant{"dsec", 30, func(ctx context.Context) (time.Duration, error) {
+		var sb *client.Sandbox
+		d, err := timed(func() (err error) { sb, err = b.first(ctx); return })
+		if err == nil && sb.Warm {
+			err = errors.New("a create meant to be cold was served from the pool")
+		}
+		return d, kill(sb, err)
+	}}
+	all := append([]contestant{ours}, b.rivals.run(30)...)
+	got, err := interleave(ctx, b.rounds, append(all, floorNamespaces())...)
+	if err != nil {
+		return nil, err
+	}
+	r := newRow("C1_ms", "create to first exit code, cold, one after the other, p50", "ms", got["dsec"].p50()).
+		target(atMost, 4.5, 2.5).floor(got["floor"].p50()).details(got["dsec"]).with(b.features)
+	rows := []row{r.rivalled("crun run", got["crun"]), r.rivalled("runc run", got["runc"]), r.rivalled("bwrap", got["bwrap"]), r.rivalled("podman run", got["podman"])}
+	if crun := got["crun"]; crun != nil {
+		rows = append(rows, newRow("C1_vs_crun", "how many times faster than crun run", "x", crun.p50()/got["dsec"].p50()).
+			target(atLeast, 1.4, 2.5).details(got["dsec"]).with(b.features).rivalled("crun run", crun))
+	}
+	return compact(rows), nil
+}
+
+// kill ends a sandbox after a sample, whatever became of it.
+func kill(sb *client.Sandbox, err error) error {
+	if sb == nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	return errors.Join(err, sb.Kill(ctx))
+}
+
+// warmCreate: the same from a pool that is given the time to refill between
+// two creates, so that each is served from it.
+func warmCreate(ctx context.Context, b *bench) ([]row, error) {
+	var create, first samples
+	missed := 0
+	for range b.rounds * 30 {
+		start := time.Now()
+		sb, err := b.create(ctx)
+		made := time.Since(start)
+		if err == nil {
+			err = runTrue(ctx, sb)
+		}
+		total := time.Since(start)
+		if err := kill(sb, err); err != nil {
+			return nil, err
+		}
+		if !sb.Warm {
+			missed++
+			continue
+		}
+		create.times, first.times = append(create.times, made), append(first.times, total)
+	}
+	if len(create.times) == 0 {
+		return nil, errors.New("no create was served from the pool")
+	}
+	note := fmt.Sprintf("%d of %d served cold and left out", missed, b.rounds*30)
+	return []row{
+		newRow("C4_ms", "create from a warm shell until it takes commands, p50", "ms", create.p50()).target(atMost, 1.0, 0.4).details(&create).with(b.features).noted(note),
+		newRow("C4_first_exit_ms", "create from a warm shell to first exit code, p50", "ms", first.p50()).details(&first).with(b.features).noted(note),
+	}, nil
+}
+
+// sustained: create, exec and kill in a loop, 4 at once, long enough that every
+// pool runs dry, so that refilling it is in the figure.
+func sustained(ctx context.Context, b *bench) ([]row, error) {
+	const parallel = 4
+	end := time.Now().Add(time.Duration(b.sustain) * time.Second)
+	var mu sync.Mutex
+	var lives samples
+	before := machineCPU()
+	start := time.Now()
+	g, gctx := errgroup.WithContext(ctx)
+	for range parallel {
+		g.Go(func() error {
+			for time.Now().Before(end) {
+				d, err := timed(func() error {
+					sb, err := b.first(gctx)
+					return kill(sb, err)
+				})
+				if err != nil {
+					return err
+				}
+				mu.Lock()
+				lives.times = append(lives.times, d)
+				mu.Unlock()
+			}
+			return nil
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return nil, err
+	}
+	took := time.Since(start)
+	lives.cpu = machineCPU() - before
+	if err := b.nothingLeft(ctx); err != nil {
+		return nil, err
+	}
+	r := newRow("C2_per_s", "create + exec + kill, 4 at once, refill counted", "1/s", float64(len(lives.times))/took.Seconds()).
+		target(atLeast, 300, 600).details(&lives).with(b.features)
+	rows := []row{r}
+	for _, name := range []string{"crun", "podman"} {
+		if rate, ok, err := b.rivals.rate(ctx, name, parallel, time.Duration(b.sustain)*time.Second/3); err != nil {
+			return rows, err
+		} else if ok {
+			rows = append(rows, r.against(name+" run", rate))
+		}
+	}
+	if len(rows) > 1 {
+		rows = rows[1:]
+	}
+	return rows, nil
+}
+
+// nothingLeft fails if the server still has a sandbox that has not ended.
+func (b *bench) nothingLeft(ctx context.Context) error {
+	for sb, err := range b.Sandboxes(ctx, client.ListOptions{}) {
+		if err != nil {
+			return err
+		}
+		return fmt.Errorf("sandbox %s is left, %s", sb.ID, sb.State)
+	}
+	return nil
+}
+
+// burst: 100 at once. It counts only if all are alive together at the end and
+// each answers a second command.
+func burst(ctx context.Context, b *bench) ([]row, error) {
+	const n = 100
+	var best samples
+	for range b.rounds {
+		d, err := b.oneBurst(ctx, n)
+		if err != nil {
+			return nil, err
+		}
+		best.times = append(best.times, d)
+	}
+	r := newRow("C3_ms", "100 at once until the last one's first exit code; all held, each answers again; median of rounds", "ms", best.p50()).
+		target(atMost, 350, 160).details(&best).with(b.features)
+	rows := []row{r}
+	for _, name := range []string{"crun", "podman"} {
+		if d, ok, err := b.rivals.burst(ctx, name, n); err != nil {
+			return rows, err
+		} else if ok {
+			rows = append(rows, r.against(name+" run", milliseconds(d)))
+		}
+	}
+	if len(rows) > 1 {
+		rows = rows[1:]
+	}
+	return rows, nil
+}
+
+func (b *bench) oneBurst(ctx context.Context, n int) (time.Duration, error) {
+	sandboxes := make([]*client.Sandbox, n)
+	start := time.Now()
+	err := eachOf(n, n, func(i int) (err error) { sandboxes[i], err = b.first(ctx); return })
+	d := time.Since(start)
+	if err == nil {
+		err = eachOf(n, n, func(i int) error { return runTrue(ctx, sandboxes[i]) })
+	}
+	return d, errors.Join(err, eachOf(n, 8, func(i int) error { return kill(sandboxes[i], nil) }))
+}
+
+// eachOf calls f for 0 to n-1, some at once, and returns the first error.
+func eachOf(n, parallel int, f func(i int) error) error {
+	var g errgroup.Group
+	g.SetLimit(parallel)
+	for i := range n {
+		g.Go(func() error { return f(i) })
+	}
+	return g.Wait()
+}

@@ -1,0 +1,109 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/opendsec/dsec/client"
+)
+
+// execs: the round trip of a command in a sandbox that is there, of a builtin
+// in a session over an open stream, and what chronus holds afterwards.
+func execs(ctx context.Context, b *bench) (rows []row, err error) {
+	sb, err := b.create(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = kill(sb, err) }()
+	theirs, stop, err := b.rivals.execs(ctx, 30)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, stop()) }()
+	ours := contestant{"dsec", 50, func(ctx context.Context) (time.Duration, error) {
+		return timed(func() error { return runTrue(ctx, sb) })
+	}}
+	got, err := interleave(ctx, b.rounds, append(append([]contestant{ours}, theirs...), floorExec())...)
+	if err != nil {
+		return nil, err
+	}
+	r := newRow("X1_ms", "exec of a static true, p50", "ms", got["dsec"].p50()).
+		target(atMost, 1.6, 1.1).floor(got["floor"].p50()).details(got["dsec"]).with(b.features)
+	rows = compact([]row{r.rivalled("crun exec", got["crun"]), r.rivalled("runc exec", got["runc"]), r.rivalled("podman exec", got["podman"])})
+
+	builtin, err := sessionBuiltin(ctx, b, sb)
+	if err != nil {
+		return rows, err
+	}
+	rows = append(rows, newRow("X2_ms", "a builtin in a session over an open stream, p50", "ms", builtin.p50()).
+		target(atMost, 0.3, 0.15).details(builtin).with(b.features))
+	if mib, err := chronusMemory(ctx, sb); err != nil {
+		return rows, err
+	} else if mib > 0 {
+		rows = append(rows, newRow("X3_mib", "private memory of chronus after at least 100 execs, idle", "MiB", mib).target(atMost, 0.7, 0.7).with(b.features))
+	}
+	return rows, nil
+}
+
+func sessionBuiltin(ctx context.Context, b *bench, sb *client.Sandbox) (*samples, error) {
+	session, err := sb.OpenSession(ctx, client.SessionOptions{})
+	if err != nil {
+		return nil, err
+	}
+	once := func(ctx context.Context) (time.Duration, error) {
+		return timed(func() error {
+			outcome, err := session.Run(ctx, ":", 0, io.Discard, io.Discard)
+			if err == nil && !outcome.OK() {
+				err = fmt.Errorf(": ended with %+v", outcome)
+			}
+			return err
+		})
+	}
+	got, err := interleave(ctx, b.rounds, contestant{"session", 100, once})
+	return got["session"], errors.Join(err, session.Close(ctx))
+}
+
+// chronusMemory is what PID 1 of the sandbox holds privately once it had time
+// to give back what it does not need, in MiB; 0 where there is no such process.
+func chronusMemory(ctx context.Context, sb *client.Sandbox) (float64, error) {
+	for range 100 {
+		if err := runTrue(ctx, sb); err != nil {
+			return 0, err
+		}
+	}
+	pid := initOf(string(sb.ID()))
+	if pid == 0 {
+		return 0, nil
+	}
+	select {
+	case <-time.After(5 * time.Second):
+	case <-ctx.Done():
+		return 0, ctx.Err()
+	}
+	return float64(privateMemory(pid)) / (1 << 20), nil
+}
+
+// initOf finds the process that is 1 in its own namespace and in a cgroup of
+// the sandbox.
+func initOf(id string) int {
+	entries, _ := filepath.Glob("/proc/[0-9]*/cgroup")
+	for _, path := range entries {
+		if !strings.Contains(readFile(path), id) {
+			continue
+		}
+		status := readFile(filepath.Join(filepath.Dir(path), "status"))
+		for line := range strings.Lines(status) {
+			if f := strings.Fields(line); len(f) > 2 && f[0] == "NSpid:" && f[len(f)-1] == "1" {
+				var pid int
+				_, _ = fmt.Sscan(f[1], &pid)
+				return pid
+			}
+		}
+	}
+	return 0
+}

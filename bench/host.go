@@ -1,0 +1,86 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"runtime"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// hostFacts name the machine in one line.
+func hostFacts() string {
+	var u unix.Utsname
+	_ = unix.Uname(&u)
+	model := "unknown CPU"
+	for line := range strings.Lines(readFile("/proc/cpuinfo")) {
+		if name, value, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(name) == "model name" {
+			model = strings.TrimSpace(value)
+			break
+		}
+	}
+	return fmt.Sprintf("%d x %s, %d GiB, Linux %s", runtime.NumCPU(), model, meminfo("MemTotal")>>30, unix.ByteSliceToString(u.Release[:]))
+}
+
+func readFile(path string) string {
+	b, _ := os.ReadFile(path)
+	return string(b)
+}
+
+// meminfo is a value of /proc/meminfo in bytes.
+func meminfo(name string) int64 {
+	for line := range strings.Lines(readFile("/proc/meminfo")) {
+		if f := strings.Fields(line); len(f) > 1 && f[0] == name+":" {
+			kib, _ := strconv.ParseInt(f[1], 10, 64)
+			return kib << 10
+		}
+	}
+	return 0
+}
+
+// load is the load of the last minute.
+func load() float64 {
+	first, _, _ := strings.Cut(readFile("/proc/loadavg"), " ")
+	v, _ := strconv.ParseFloat(first, 64)
+	return v
+}
+
+// machineCPU is the time that all CPUs were busy since boot. /proc/stat counts
+// in hundredths of a second, which a round of samples is long enough for.
+func machineCPU() time.Duration {
+	line, _, _ := strings.Cut(readFile("/proc/stat"), "\n")
+	var busy int64
+	for i, f := range strings.Fields(line) {
+		if i == 0 || i == 4 || i == 5 || i > 8 { // name, idle, iowait, guest
+			continue
+		}
+		n, _ := strconv.ParseInt(f, 10, 64)
+		busy += n
+	}
+	return time.Duration(busy) * 10 * time.Millisecond
+}
+
+// privateMemory is the memory that only this process holds, in bytes.
+func privateMemory(pid int) int64 {
+	var total int64
+	for line := range strings.Lines(readFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))) {
+		if f := strings.Fields(line); len(f) > 1 && strings.HasPrefix(f[0], "Private_") {
+			kib, _ := strconv.ParseInt(f[1], 10, 64)
+			total += kib << 10
+		}
+	}
+	return total
+}
+
+// raise sets a sysctl to at least value and returns how to set it back.
+func raise(path string, value int64) func() {
+	old := strings.TrimSpace(readFile(path))
+	if n, err := strconv.ParseInt(old, 10, 64); err != nil || n >= value {
+		return func() {}
+	}
+	_ = os.WriteFile(path, []byte(strconv.FormatInt(value, 10)), 0)
+	return func() { _ = os.WriteFile(path, []byte(old), 0) }
+}

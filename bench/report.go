@@ -1,0 +1,170 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"text/tabwriter"
+	"time"
+)
+
+// row is one figure beside one rival's.
+type row struct {
+	ID         string   `json:"id"`
+	Value      float64  `json:"value"`
+	Unit       string   `json:"unit"`
+	Rival      string   `json:"rival,omitempty"`
+	RivalValue *float64 `json:"rival_value,omitempty"`
+	Floor      *float64 `json:"floor,omitempty"` // what the kernel alone takes, in the same run
+	Features   []string `json:"features"`
+	Host       string   `json:"host"`
+	Load       float64  `json:"load"`
+	What       string   `json:"what"`
+	P99        *float64 `json:"p99,omitempty"`    // ms
+	CPU        *float64 `json:"cpu_ms,omitempty"` // of the whole machine, for one sample
+	Samples    int      `json:"samples,omitempty"`
+	Must       *float64 `json:"must,omitempty"`
+	Aim        *float64 `json:"aim,omitempty"`
+	Met        string   `json:"met,omitempty"` // aim, must or no
+	Note       string   `json:"note,omitempty"`
+	Time       string   `json:"time"`
+
+	direction direction
+	absent    bool // the rival is not installed
+}
+
+// direction says which side of a target is good.
+type direction int
+
+const (
+	atMost direction = iota
+	atLeast
+)
+
+func newRow(id, what, unit string, value float64) row {
+	return row{ID: id, What: what, Unit: unit, Value: round(value), Host: hostFacts(), Load: load(), Time: time.Now().UTC().Format(time.RFC3339), Features: []string{}}
+}
+
+// round keeps four digits: more are noise.
+func round(v float64) float64 {
+	if v == 0 || math.IsInf(v, 0) || math.IsNaN(v) {
+		return v
+	}
+	scale := math.Pow(10, 3-math.Floor(math.Log10(math.Abs(v))))
+	return math.Round(v*scale) / scale
+}
+
+func ptr(v float64) *float64 { v = round(v); return &v }
+
+func (r row) target(d direction, must, aim float64) row {
+	r.direction, r.Must, r.Aim = d, ptr(must), ptr(aim)
+	reached := func(t float64) bool { return d == atMost && r.Value <= t || d == atLeast && r.Value >= t }
+	switch {
+	case reached(aim):
+		r.Met = "aim"
+	case reached(must):
+		r.Met = "must"
+	default:
+		r.Met = "no"
+	}
+	return r
+}
+
+func (r row) floor(v float64) row        { r.Floor = ptr(v); return r }
+func (r row) noted(note string) row      { r.Note = note; return r }
+func (r row) with(features []string) row { r.Features = append([]string{}, features...); return r }
+func (r row) against(name string, v float64) row {
+	r.Rival, r.RivalValue = name, ptr(v)
+	return r
+}
+
+func (r row) details(s *samples) row {
+	r.P99, r.Samples = ptr(s.p99()), len(s.times)
+	if s.cpu > 0 {
+		r.CPU = ptr(s.cpuMS())
+	}
+	return r
+}
+
+// rivalled is against where the rival was measured; see compact.
+func (r row) rivalled(name string, s *samples) row {
+	if s == nil {
+		r.absent = true
+		return r
+	}
+	r = r.against(name, s.p50())
+	r.Note = strings.TrimSpace(fmt.Sprintf("%s rival: p99 %.3g ms, CPU %.3g ms", r.Note, s.p99(), s.cpuMS()))
+	return r
+}
+
+// compact drops rows of absent rivals, but for one if all are absent.
+func compact(rows []row) []row {
+	var kept []row
+	for _, r := range rows {
+		if !r.absent {
+			kept = append(kept, r)
+		}
+	}
+	if len(kept) == 0 && len(rows) > 0 {
+		kept = rows[:1]
+	}
+	return kept
+}
+
+func write(dir string, rows []row) error {
+	results := filepath.Join(dir, "results")
+	if err := os.MkdirAll(results, 0o755); err != nil {
+		return err
+	}
+	b, err := json.MarshalIndent(rows, "", "  ")
+	if err != nil {
+		return err
+	}
+	var text bytes.Buffer
+	fmt.Fprintf(&text, "# Results\n\nWritten by `make bench`; edit nothing here. Host: %s. %s.\n\n", rows[0].Host, rows[0].Time)
+	markdown(&text, rows)
+	return errors.Join(
+		os.WriteFile(filepath.Join(results, "container.json"), append(b, '\n'), 0o644),
+		os.WriteFile(filepath.Join(dir, "RESULTS.md"), text.Bytes(), 0o644),
+	)
+}
+
+func markdown(w io.Writer, rows []row) {
+	fmt.Fprintln(w, "| id | what | value | p99 | CPU ms | floor | rival | its value | must / aim | met | load |")
+	fmt.Fprintln(w, "|---|---|---|---|---|---|---|---|---|---|---|")
+	for _, r := range rows {
+		fmt.Fprintf(w, "| %s | %s | %s %s | %s | %s | %s | %s | %s | %s / %s | %s | %.2f |\n", r.ID, r.What, number(&r.Value), r.Unit,
+			number(r.P99), number(r.CPU), number(r.Floor), r.Rival, number(r.RivalValue), number(r.Must), number(r.Aim), r.Met, r.Load)
+	}
+	fmt.Fprintln(w, "\nIn force in every sandbox measured:", strings.Join(rows[0].Features, ", ")+".")
+	fmt.Fprintln(w, "\nCPU ms is time of all the machine's CPUs for one sample, the client's included. The floor is what the kernel alone takes for the same,")
+	fmt.Fprintln(w, "without limits, layers or an API. Contestants took turns round by round; rivals ran by posix_spawn, without a shell.")
+	for _, r := range rows {
+		if r.Note != "" {
+			fmt.Fprintf(w, "\n- %s %s: %s\n", r.ID, r.Rival, r.Note)
+		}
+	}
+}
+
+func number(v *float64) string {
+	if v == nil {
+		return ""
+	}
+	return fmt.Sprintf("%.4g", *v)
+}
+
+// printRows shows them on a terminal.
+func printRows(w io.Writer, rows []row) {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	defer func() { _ = t.Flush() }()
+	fmt.Fprintln(t, "ID\tVALUE\tP99\tCPU MS\tRIVAL\tITS VALUE\tMUST / AIM\tMET")
+	for _, r := range rows {
+		fmt.Fprintf(t, "%s\t%s %s\t%s\t%s\t%s\t%s\t%s / %s\t%s\n", r.ID, number(&r.Value), r.Unit, number(r.P99), number(r.CPU), r.Rival, number(r.RivalValue), number(r.Must), number(r.Aim), r.Met)
+	}
+}

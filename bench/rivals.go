@@ -1,0 +1,328 @@
+package main
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+)
+
+// rival is a container tool of this machine, driven by its command line
+// without a shell in between.
+type rival struct {
+	name     string
+	features []string
+	// args of one run of /bin/true to its end, and of starting one that stays
+	// and running /bin/true in it; nil where the tool cannot.
+	run   func(id string) []string
+	start func(id string) []string
+	exec  func(id string) []string
+	stop  func(id string) []string
+}
+
+// rivals are those that are installed.
+type rivals map[string]*rival
+
+var ids atomic.Int64
+
+func newID() string { return fmt.Sprintf("dsec-bench-%d-%d", os.Getpid(), ids.Add(1)) }
+
+// findRivals prepares a root file system and a bundle below work for the tools
+// that are installed. undo takes away what they left.
+func findRivals(work string) (rivals, func(), error) {
+	root := filepath.Join(work, "bundle", "rootfs")
+	if err := unpackBusybox(root); err != nil {
+		return nil, nil, err
+	}
+	bundle := filepath.Dir(root)
+	if err := writeBundle(bundle); err != nil {
+		return nil, nil, err
+	}
+	all := []*rival{oci("crun", bundle, work), oci("runc", bundle, work), bwrap(root), podman(root, work)}
+	found := rivals{}
+	for _, r := range all {
+		if _, err := exec.LookPath(r.name); err == nil {
+			found[r.name] = r
+		} else {
+			fmt.Fprintf(os.Stderr, "bench: %s is not installed: no figure for it\n", r.name)
+		}
+	}
+	undoCgroup := hybridForCrun(work)
+	return found, func() { unmountBelow(work); undoCgroup() }, nil
+}
+
+func oci(name, bundle, work string) *rival {
+	base := []string{name, "--root", filepath.Join(work, name)}
+	with := func(args ...string) []string { return append(slices.Clone(base), args...) }
+	return &rival{
+		name:     name,
+		features: []string{"namespaces: pid ipc uts mount net cgroup", "cgroup limits: memory pids", "no user namespace", "no seccomp", "no overlay"},
+		run:      func(id string) []string { return with("run", "--bundle", bundle, id) },
+		start: func(id string) []string {
+			return with("run", "--detach", "--bundle", filepath.Join(filepath.Dir(bundle), "sleeper"), id)
+		},
+		exec: func(id string) []string { return with("exec", id, "/bin/true") },
+		stop: func(id string) []string { return with("delete", "--force", id) },
+	}
+}
+
+func bwrap(root string) *rival {
+	return &rival{
+		name:     "bwrap",
+		features: []string{"namespaces: all", "no cgroup", "no seccomp", "no overlay"},
+		run: func(string) []string {
+			return []string{"bwrap", "--unshare-all", "--ro-bind", root, "/", "--proc", "/proc", "--dev", "/dev", "/bin/true"}
+		},
+	}
+}
+
+func podman(root, work string) *rival {
+	base := []string{
+		"podman", "--root", filepath.Join(work, "podman"), "--runroot", filepath.Join(work, "podman-run"),
+		"--cgroup-manager", "cgroupfs", "--events-backend", "none", "--log-level", "error",
+	}
+	with := func(args ...string) []string { return append(slices.Clone(base), args...) }
+	options := []string{"--network", "none", "--ulimit", "nofile=1024:1024", "--ulimit", "nproc=4096:4096", "--rootfs", root}
+	return &rival{
+		name:     "podman",
+		features: []string{"namespaces: pid ipc uts mount net cgroup", "seccomp", "capabilities", "no user namespace", "conmon"},
+		run: func(id string) []string {
+			return with(slices.Concat([]string{"run", "--rm", "--name", id}, options, []string{"/bin/true"})...)
+		},
+		start: func(id string) []string {
+			return with(slices.Concat([]string{"run", "--detach", "--name", id}, options, []string{"/bin/sleep", "100000"})...)
+		},
+		exec: func(id string) []string { return with("exec", id, "/bin/true") },
+		stop: func(id string) []string { return with("rm", "--force", "--time", "0", id) },
+	}
+}
+
+// command runs a rival's command line to its end.
+func command(ctx context.Context, argv []string) error {
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
+	var stderr bytes.Buffer
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	if err := cmd.Wait(); err != nil {
+		// Once more with its words kept: a pipe would be part of what is measured.
+		again := exec.CommandContext(ctx, argv[0], argv[1:]...)
+		again.Stderr = &stderr
+		_ = again.Run()
+		return fmt.Errorf("%s: %w: %s", strings.Join(argv[:min(4, len(argv))], " "), err, strings.TrimSpace(stderr.String()))
+	}
+	return nil
+}
+
+// run are the rivals as contestants that run /bin/true in a new container.
+func (r rivals) run(per int) []contestant {
+	var all []contestant
+	for _, name := range []string{"crun", "runc", "bwrap", "podman"} {
+		rival := r[name]
+		if rival == nil {
+			continue
+		}
+		all = append(all, contestant{name, r.per(name, per), func(ctx context.Context) (time.Duration, error) {
+			return timed(func() error { return command(ctx, rival.run(newID())) })
+		}})
+	}
+	return all
+}
+
+// per is fewer samples for what takes a tenth of a second each.
+func (r rivals) per(name string, per int) int {
+	if name == "podman" {
+		return max(1, per/6)
+	}
+	return per
+}
+
+// execs starts one container of each rival that can and returns contestants
+// that run /bin/true in it.
+func (r rivals) execs(ctx context.Context, per int) (all []contestant, stop func() error, err error) {
+	var stops [][]string
+	stop = func() error {
+		var errs []error
+		for _, argv := range stops {
+			errs = append(errs, command(context.WithoutCancel(ctx), argv))
+		}
+		return errors.Join(errs...)
+	}
+	for _, name := range []string{"crun", "runc", "podman"} {
+		rival := r[name]
+		if rival == nil {
+			continue
+		}
+		id := newID()
+		if err := command(ctx, rival.start(id)); err != nil {
+			return nil, nil, errors.Join(err, stop())
+		}
+		stops = append(stops, rival.stop(id))
+		all = append(all, contestant{name, r.per(name, per), func(ctx context.Context) (time.Duration, error) {
+			return timed(func() error { return command(ctx, rival.exec(id)) })
+		}})
+	}
+	return all, stop, nil
+}
+
+// rate is how many runs a second a rival makes, some at once.
+func (r rivals) rate(ctx context.Context, name string, parallel int, d time.Duration) (perSecond float64, ok bool, err error) {
+	rival := r[name]
+	if rival == nil {
+		return 0, false, nil
+	}
+	var mu sync.Mutex
+	count := 0
+	start := time.Now()
+	var g errgroup.Group
+	for range parallel {
+		g.Go(func() error {
+			for time.Since(start) < d && ctx.Err() == nil {
+				if err := command(ctx, rival.run(newID())); err != nil {
+					return err
+				}
+				mu.Lock()
+				count++
+				mu.Unlock()
+			}
+			return ctx.Err()
+		})
+	}
+	err = g.Wait()
+	return float64(count) / time.Since(start).Seconds(), err == nil, err
+}
+
+// burst is how long a rival takes for n runs at once. They need not be alive
+// together: that is in the rival's favour.
+func (r rivals) burst(ctx context.Context, name string, n int) (time.Duration, bool, error) {
+	rival := r[name]
+	if rival == nil {
+		return 0, false, nil
+	}
+	d, err := timed(func() error { return eachOf(n, n, func(int) error { return command(ctx, rival.run(newID())) }) })
+	return d, err == nil, err
+}
+
+// floorNamespaces is what the kernel alone takes for a process in new
+// namespaces that executes a static program: nobody can be faster by much.
+func floorNamespaces() contestant {
+	return contestant{"floor", 30, spawn(syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWIPC | syscall.CLONE_NEWUTS)}
+}
+
+// floorExec is a plain process.
+func floorExec() contestant { return contestant{"floor", 30, spawn(0)} }
+
+func spawn(flags uintptr) func(ctx context.Context) (time.Duration, error) {
+	return func(context.Context) (time.Duration, error) {
+		return timed(func() error {
+			cmd := &exec.Cmd{Path: "/bin/busybox", Args: []string{"true"}, SysProcAttr: &syscall.SysProcAttr{Cloneflags: flags}}
+			return cmd.Run()
+		})
+	}
+}
+
+func unpackBusybox(root string) error {
+	image, err := busyboxTar()
+	if err != nil {
+		return err
+	}
+	for r := tar.NewReader(bytes.NewReader(image)); ; {
+		h, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+		path := filepath.Join(root, h.Name)
+		switch h.Typeflag {
+		case tar.TypeDir:
+			err = os.MkdirAll(path, 0o755)
+		case tar.TypeSymlink:
+			err = os.Symlink(h.Linkname, path)
+		default:
+			data, rerr := io.ReadAll(r)
+			err = errors.Join(rerr, os.WriteFile(path, data, h.FileInfo().Mode().Perm()))
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// writeBundle writes two OCI bundles on one root: `bundle` runs /bin/true,
+// `sleeper` stays.
+func writeBundle(bundle string) error {
+	sleeper := filepath.Join(filepath.Dir(bundle), "sleeper")
+	if err := os.MkdirAll(sleeper, 0o755); err != nil {
+		return err
+	}
+	for dir, args := range map[string][]string{bundle: {"/bin/true"}, sleeper: {"/bin/sleep", "100000"}} {
+		type m = map[string]any
+		config := m{
+			"ociVersion": "1.0.2",
+			"process": m{
+				"args": args, "cwd": "/", "env": []string{"PATH=/bin"}, "user": m{"uid": 0, "gid": 0}, "noNewPrivileges": true,
+				"rlimits": []m{{"type": "RLIMIT_NOFILE", "hard": 1024, "soft": 1024}},
+			},
+			"root": m{"path": filepath.Join(bundle, "rootfs"), "readonly": true},
+			"mounts": []m{
+				{"destination": "/proc", "type": "proc", "source": "proc"},
+				{"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": []string{"nosuid", "mode=755", "size=65536k"}},
+			},
+			"linux": m{
+				"namespaces": []m{{"type": "pid"}, {"type": "network"}, {"type": "ipc"}, {"type": "uts"}, {"type": "mount"}, {"type": "cgroup"}},
+				"resources":  m{"memory": m{"limit": 128 << 20}, "pids": m{"limit": 64}},
+			},
+		}
+		b, err := json.Marshal(config)
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(dir, "config.json"), b, 0o600); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// hybridForCrun lets crun run on the v1+v2 hybrid: it refuses to while a
+// controller is on v2, which mounting hugetlb as v1, anywhere, takes away.
+func hybridForCrun(work string) func() {
+	controllers := strings.Fields(readFile("/sys/fs/cgroup/unified/cgroup.controllers"))
+	if !slices.Contains(controllers, "hugetlb") {
+		return func() {}
+	}
+	dir := filepath.Join(work, "hugetlb")
+	if os.Mkdir(dir, 0o700) != nil || unix.Mount("cgroup", dir, "cgroup", 0, "hugetlb") != nil {
+		return func() {}
+	}
+	return func() { _ = unix.Unmount(dir, unix.MNT_DETACH) }
+}
+
+// unmountBelow takes away what a rival left mounted in our own directory.
+func unmountBelow(dir string) {
+	var points []string
+	for line := range strings.Lines(readFile("/proc/self/mountinfo")) {
+		if f := strings.Fields(line); len(f) > 4 && strings.HasPrefix(f[4], dir+"/") {
+			points = append(points, f[4])
+		}
+	}
+	for _, p := range slices.Backward(points) {
+		_ = unix.Unmount(p, unix.MNT_DETACH)
+	}
+}
