@@ -45,7 +45,9 @@ func (s *stub) Processes(context.Context) ([]Process, error) { return locked(s, 
 func (s *stub) WriteStdin(ctx context.Context, _ uint64, data []byte, eof bool) (int, error) {
 	return locked(s, &s.writeStdin)(ctx, data, eof)
 }
-func (s *stub) Stat(_ context.Context, path string, _ bool) (FileInfo, error) { return locked(s, &s.stat)(path) }
+func (s *stub) Stat(_ context.Context, path string, _ bool) (FileInfo, error) {
+	return locked(s, &s.stat)(path)
+}
 func (s *stub) ListDir(context.Context, string, string, int) ([]FileInfo, bool, error) {
 	return locked(s, &s.list)()
 }
@@ -55,6 +57,7 @@ func (s *stub) Read(ctx context.Context, _ string, _, _ int64, w io.Writer) erro
 func (s *stub) Write(_ context.Context, req WriteRequest, r io.Reader) (int64, error) {
 	return locked(s, &s.write)(req, r)
 }
+func (s *stub) Ready() error                                    { return nil }
 func (s *stub) Setup(_ context.Context, req SetupRequest) error { return locked(s, &s.setup)(req) }
 func (s *stub) AddGroup(_ context.Context, g Group) error       { return locked(s, &s.group)(g) }
 

@@ -2,6 +2,7 @@ package chronusapi
 
 import (
 	"context"
+	"errors"
 	"io"
 )
 
@@ -9,6 +10,12 @@ import (
 func (s *server) serve(ctx context.Context, call uint8, d *dec) error {
 	if s.rx != nil && len(s.rx.fds) > 0 && call != callSetup && call != callAddGroup {
 		return errMalformed // descriptors that nobody asked for
+	}
+	if s.setup != nil && call != callInfo && call != callSetup && call != callAddGroup {
+		if err := s.setup.Ready(); err != nil {
+			// What may follow, as the data of a Write, is not read.
+			return errors.Join(err, s.answer(err, nil))
+		}
 	}
 	switch call {
 	case callInfo:

@@ -75,6 +75,9 @@ type Group struct {
 // SetupHandler is implemented by handlers that take descriptors.
 type SetupHandler interface {
 	Handler
+	// Ready is nil once Setup has worked, or where none is needed. Its error
+	// answers every call but Info, Setup and AddGroup.
+	Ready() error
 	Setup(ctx context.Context, req SetupRequest) error
 	AddGroup(ctx context.Context, g Group) error
 }

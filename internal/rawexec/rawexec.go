@@ -127,12 +127,12 @@ func (p *Program) Call(name string, nr uintptr, args ...Arg) int {
 	return len(p.ops) - 1
 }
 
-// Ignore lets the child go on where the last appended call fails.
-func (p *Program) Ignore() { p.ops[len(p.ops)-1].flags |= flagIgnore }
+// Ignore lets the child go on where a call fails.
+func (p *Program) Ignore(call int) { p.ops[call].flags |= flagIgnore }
 
-// Positive makes a result of 0 of the last appended call a failure with EPIPE:
-// a read that must get a byte from a parent that may have died.
-func (p *Program) Positive() { p.ops[len(p.ops)-1].flags |= flagPositive }
+// Positive makes a result of 0 of a call a failure with EPIPE: a read that
+// must get a byte from a parent that may have died.
+func (p *Program) Positive(call int) { p.ops[call].flags |= flagPositive }
 
 // UnblockSignals appends the call that gives the child an empty signal mask.
 func (p *Program) UnblockSignals() {
@@ -320,3 +320,12 @@ func entersyscall()
 
 //go:linkname exitsyscall runtime.exitsyscall
 func exitsyscall()
+
+// Errno is how a call of a vforked child failed, for calls whose failure is
+// ignored. It is 0 where the call worked or was not reached.
+func (p *Program) Errno(call int) syscall.Errno {
+	if r := p.ops[call].result; r >= ^uintptr(4094) {
+		return syscall.Errno(-r)
+	}
+	return 0
+}

@@ -98,8 +98,7 @@ func TestFailureNamesTheCall(t *testing.T) {
 			}},
 			{"read", syscall.EPIPE, func(p *Program) {
 				fd := p.Call("null", unix.SYS_OPENAT, Int(unix.AT_FDCWD), Str("/dev/null"), Int(unix.O_RDONLY))
-				p.Call("read", unix.SYS_READ, Result(fd), Ptr(unsafe.Pointer(new(byte))), Int(1))
-				p.Positive()
+				p.Positive(p.Call("read", unix.SYS_READ, Result(fd), Ptr(unsafe.Pointer(new(byte))), Int(1)))
 				p.exec("/bin/true", []string{"true"}, nil)
 			}},
 		} {
@@ -119,8 +118,7 @@ func TestIgnoredFailureAndResults(t *testing.T) {
 	}
 	eachMode(t, func(t *testing.T, flags uint64) {
 		out, ws, err := output(t, flags, func(p *Program) {
-			p.Call("rmdir", unix.SYS_RMDIR, Str("/nonexistent"))
-			p.Ignore()
+			p.Ignore(p.Call("rmdir", unix.SYS_RMDIR, Str("/nonexistent")))
 			fd := p.Call("open", unix.SYS_OPENAT, Int(unix.AT_FDCWD), Str(file), Int(unix.O_RDONLY|unix.O_CLOEXEC))
 			high := p.Call("dup", unix.SYS_FCNTL, Result(fd), Int(unix.F_DUPFD), Int(150))
 			p.Call("stdin", unix.SYS_DUP3, Result(high), Int(0), Int(0))
@@ -186,8 +184,7 @@ func TestForkedChildWaitsForItsParent(t *testing.T) {
 	}
 	defer r.Close()
 	var p Program
-	p.Call("wait", unix.SYS_READ, Int(int(r.Fd())), Ptr(unsafe.Pointer(new(byte))), Int(1))
-	p.Positive()
+	p.Positive(p.Call("wait", unix.SYS_READ, Int(int(r.Fd())), Ptr(unsafe.Pointer(new(byte))), Int(1)))
 	p.Call("exit", unix.SYS_EXIT_GROUP, Int(9))
 	c, err := p.Start(Options{Pidfd: true})
 	if err != nil {

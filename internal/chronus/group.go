@@ -1,0 +1,107 @@
+package chronus
+
+import (
+	"bytes"
+	"strconv"
+	"syscall"
+
+	"github.com/opendsec/dsec/internal/chronusapi"
+)
+
+// group is a control group that one command at a time runs in. Its fields
+// after the descriptors are guarded by Chronus.mu.
+type group struct {
+	chronusapi.Group
+	owner *process // the last command in it; nil if none was yet
+	oom   int64    // oom kills seen when the last command ended
+	bad   bool     // its descriptors do not work: never used again
+}
+
+func newGroup(g chronusapi.Group) *group {
+	gr := &group{Group: g}
+	gr.oom, _ = gr.oomKills()
+	return gr
+}
+
+// takeGroup finds a free group for p. The caller holds c.mu.
+func (c *Chronus) takeGroup(p *process) (*group, error) {
+	for _, g := range c.groups {
+		if g.bad || g.owner != nil && !g.owner.ended.Load() {
+			continue
+		}
+		if g.populated() {
+			continue // descendants of an ended command
+		}
+		g.owner = p
+		return g, nil
+	}
+	return nil, chronusapi.ErrNeedGroup
+}
+
+// populated reports whether a process is in the group.
+func (g *group) populated() bool {
+	if g.Events < 0 {
+		return len(g.pids()) > 0
+	}
+	n, ok := field(g.Events, "populated ")
+	return !ok || n != 0
+}
+
+// oomKills is how many processes of the group were killed for memory so far.
+func (g *group) oomKills() (int64, bool) {
+	if g.OOM < 0 {
+		return 0, false
+	}
+	return field(g.OOM, "oom_kill ")
+}
+
+// kill ends every process of the group, at once.
+func (g *group) kill() bool {
+	if g.Kill < 0 {
+		return false
+	}
+	_, err := syscall.Write(g.Kill, []byte("1"))
+	return err == nil
+}
+
+// pids lists the processes of the group, as far as the descriptor may be read.
+func (g *group) pids() []int {
+	if len(g.Procs) == 0 {
+		return nil
+	}
+	var list []int
+	var text []byte
+	buf := make([]byte, 4096)
+	for {
+		n, err := syscall.Pread(g.Procs[0], buf, int64(len(text)))
+		if err == syscall.EINTR {
+			continue
+		}
+		if n <= 0 || err != nil {
+			break
+		}
+		text = append(text, buf[:n]...)
+	}
+	for line := range bytes.Lines(text) {
+		if pid, err := strconv.Atoi(string(bytes.TrimSpace(line))); err == nil && pid > 1 {
+			list = append(list, pid)
+		}
+	}
+	return list
+}
+
+// field reads the number after key at the start of a line of a small file.
+func field(fd int, key string) (int64, bool) {
+	var buf [1024]byte
+	n, err := syscall.Pread(fd, buf[:], 0)
+	if err != nil || n <= 0 {
+		return 0, false
+	}
+	for line := range bytes.Lines(buf[:n]) {
+		if rest, ok := bytes.CutPrefix(line, []byte(key)); ok {
+			v, err := strconv.ParseInt(string(bytes.TrimSpace(rest)), 10, 64)
+			return v, err == nil
+		}
+	}
+	return 0, false
+}
