@@ -3,6 +3,7 @@ package convert
 import (
 	"archive/tar"
 	"errors"
+	"fmt"
 	"hash"
 	"io"
 	"math"
@@ -140,14 +141,16 @@ func (s *source) tarError(err error, n int, name string) error {
 	case errors.Is(err, tar.ErrHeader) || errors.Is(err, tar.ErrFieldTooLong):
 		return dsec.Invalid("data", "entry %d: malformed tar header", n)
 	}
+	return prefixed(err, fmt.Sprintf("entry %d, %s: ", n, quote(name)))
+}
+
+// prefixed puts words before the message of an invalid error.
+func prefixed(err error, words string) error {
 	var e *dsec.Error
-	if !errors.As(err, &e) {
+	if !errors.As(err, &e) || e.Code != dsec.CodeInvalid {
 		return err
 	}
-	if e.Code != dsec.CodeInvalid || name == "" {
-		return e
-	}
-	return dsec.Invalid(e.Field, "entry %d, %s: %s", n, quote(name), e.Message)
+	return &dsec.Error{Code: e.Code, Field: e.Field, Message: words + e.Message, Err: e.Err}
 }
 
 func (c *converter) applyEntry(t *tree, src *source, tr *tar.Reader, hdr *tar.Header, whiteouts bool, buf []byte) error {
@@ -238,7 +241,7 @@ func (c *converter) applyDir(t *tree, dir *inode, base string, depth int, hdr *t
 func (t *tree) link(dir *inode, base, target string) error {
 	parts, err := splitPath(target)
 	if err != nil {
-		return dsec.Invalid("data", "hard link target: %s", err)
+		return prefixed(err, "hard link target: ")
 	}
 	n, err := t.lookup(parts, false)
 	switch {

@@ -3,7 +3,7 @@ package convert
 import (
 	"crypto/sha256"
 	"encoding/hex"
-	"errors"
+	"fmt"
 	"io"
 	"runtime"
 	"slices"
@@ -20,11 +20,7 @@ func (c *converter) merge(img *image) (*tree, error) {
 	for i, b := range img.layers {
 		t.layer = i + 1
 		if err := c.mergeLayer(t, b); err != nil {
-			var e *dsec.Error
-			if errors.As(err, &e) && e.Code == dsec.CodeInvalid {
-				return nil, dsec.Invalid(e.Field, "layer %d of %d: %s", i+1, len(img.layers), e.Message)
-			}
-			return nil, err
+			return nil, prefixed(err, fmt.Sprintf("layer %d of %d: ", i+1, len(img.layers)))
 		}
 	}
 	return t, nil
