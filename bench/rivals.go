@@ -63,7 +63,8 @@ func findRivals(work string) (rivals, func(), error) {
 		}
 	}
 	undoCgroup := hybridForCrun(work)
-	return found, func() { unmountBelow(work); undoCgroup() }, nil
+	undoParent := removePodmanParent()
+	return found, func() { unmountBelow(work); undoParent(); undoCgroup() }, nil
 }
 
 func oci(name, bundle, work string) *rival {
@@ -312,6 +313,24 @@ func hybridForCrun(work string) func() {
 		return func() {}
 	}
 	return func() { _ = unix.Unmount(dir, unix.MNT_DETACH) }
+}
+
+// removePodmanParent returns what removes the empty cgroup that podman leaves
+// in every hierarchy, unless it was there before.
+func removePodmanParent() func() {
+	places := func() []string {
+		one, _ := filepath.Glob("/sys/fs/cgroup/libpod_parent")
+		more, _ := filepath.Glob("/sys/fs/cgroup/*/libpod_parent")
+		return append(one, more...)
+	}
+	if len(places()) > 0 {
+		return func() {}
+	}
+	return func() {
+		for _, dir := range places() {
+			_ = unix.Rmdir(dir) // refuses what is not empty
+		}
+	}
 }
 
 // unmountBelow takes away what a rival left mounted in our own directory.
