@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"time"
 
 	"connectrpc.com/connect"
 
@@ -133,13 +134,21 @@ func (p processService) Attach(ctx context.Context, req *connect.Request[dsecv1.
 		return err
 	}
 	defer c.end()
+	out := newSender(stream.Send)
+	defer out.close()
+	// A silent process has no first event for long: the client is to know
+	// that it is attached.
+	out.timer.Reset(attachedAfter)
 	ev, err := c.attach(req.Msg.ProcessId, req.Msg.FromSeq)
 	if err != nil {
 		return c.fail(err)
 	}
 	defer ev.Close()
-	return c.fail(p.stream(ev, stream))
+	return c.fail(ev.forward(out))
 }
+
+// attachedAfter is how long an attach may take to fail.
+const attachedAfter = 100 * time.Millisecond
 
 // ListProcesses lists what runs, and what ended lately.
 func (p processService) ListProcesses(ctx context.Context, req *connect.Request[dsecv1.ListProcessesRequest]) (*connect.Response[dsecv1.ListProcessesResponse], error) {
