@@ -1,0 +1,287 @@
+// Package container is the backend of kind container: sandboxes in namespaces
+// of their own, made by a launcher process of ours.
+//
+// The words: a shell is a container that is not yet anybody's, in which chronus
+// runs in all its namespaces and waits; a claim makes a shell a sandbox: it
+// gets a root file system, limits and a name. A cold create makes a shell and
+// claims it at once, a warm one claims a shell of the pool: there is one path.
+// A slot is a number that stands for a directory of the run directory and for
+// a range of user IDs. The platform is what all containers get of the host.
+//
+// Who owns what of a container, in the order in which it is made; it is taken
+// down the other way round:
+//
+//	slot        a directory of RunDir, and with it 65,536 user IDs
+//	group       its cgroups (internal/cgroup), found by the sandbox's ID
+//	process     PID 1, and with it every namespace and mount: none of them is
+//	            on the host, so nothing is unmounted
+//	volume      the writable layer (internal/disk), found by the sandbox's ID
+//	layers      references to the shared mounts of its images
+//
+// Nothing here resolves a path in a tree that a sandbox has shaped: see
+// compose.go and internal/chronus for how a root is made.
+package container
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/backend"
+	"github.com/opendsec/dsec/internal/cgroup"
+	"github.com/opendsec/dsec/internal/disk"
+)
+
+// Config is what a Backend is made of.
+type Config struct {
+	// RunDir is for sockets and claims, on a file system that is emptied at
+	// boot. It is made if missing, and belongs to one Backend at a time.
+	RunDir string
+	// Disk is where the writable layers are.
+	Disk disk.Options
+	// Cgroup is the name of the tree of cgroups: "dsec".
+	Cgroup string
+	// Chronus is the path of the static chronus binary.
+	Chronus string
+	// Launcher is the command of the launcher, whose process calls
+	// LauncherMain: this binary with the argument "launcher".
+	Launcher []string
+	// Warm is how many shells are held ready: 0 is none. Each takes about 1 MiB.
+	Warm int
+	// NetSlots is how many network namespaces, and Groups how many cgroups,
+	// are held ready: 16 each.
+	NetSlots int
+	Groups   int
+	// Crash, where set, is called with the name of each of CrashSteps before that
+	// step. The crash suite kills the process there; nothing else sets it.
+	Crash func(step string)
+	// Debug lets chronus write to this process's stderr.
+	Debug  bool
+	Logger *slog.Logger
+}
+
+// stepTimeout bounds one step of making or taking down a container that has no
+// deadline of its own.
+const stepTimeout = 30 * time.Second
+
+// Backend makes containers.
+type Backend struct {
+	config   Config
+	log      *slog.Logger
+	boot     string
+	slots    *slots
+	tree     *cgroup.Tree
+	disk     *disk.Store
+	facts    *facts
+	cpus     *cpus
+	ns       *layerNS
+	layers   *layers
+	launcher *launcher
+	pool     *pool
+	program  *program
+
+	probeMu sync.Mutex
+	probed  backend.Info
+
+	mu     sync.Mutex
+	live   map[dsec.SandboxID]*instance
+	closed bool
+}
+
+var _ backend.Backend = (*Backend)(nil)
+
+// New opens the backend. Nothing is started before it is needed, but the pools
+// begin to fill once Sweep was called. Its error is unsupported where the host
+// lacks what containers need.
+func New(config Config) (_ *Backend, err error) {
+	if config.Logger == nil {
+		config.Logger = slog.Default()
+	}
+	if config.Cgroup == "" {
+		config.Cgroup = "dsec"
+	}
+	if config.NetSlots <= 0 {
+		config.NetSlots = 16
+	}
+	config.NetSlots = min(config.NetSlots, maxNetSlots)
+	if config.Groups <= 0 {
+		config.Groups = 16
+	}
+	if len(config.Launcher) == 0 {
+		config.Launcher = []string{"/proc/self/exe", "launcher"}
+	}
+	b := &Backend{config: config, log: config.Logger.With("backend", "container"), live: map[dsec.SandboxID]*instance{}}
+	defer func() {
+		if err != nil {
+			_ = b.free()
+		}
+	}()
+	if b.boot, err = bootID(); err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(config.RunDir, 0o700); err != nil {
+		return nil, err
+	}
+	if b.slots, err = openSlots(config.RunDir); err != nil {
+		return nil, err
+	}
+	pin, err := preparePin(config.RunDir)
+	if err != nil {
+		return nil, err
+	}
+	if b.program, err = newProgram(); err != nil {
+		return nil, err
+	}
+	if b.cpus, err = newCPUs(); err != nil {
+		return nil, err
+	}
+	if b.ns, err = openLayerNS(pin); err != nil {
+		return nil, fmt.Errorf("layer namespace: %w", err)
+	}
+	b.layers = newLayers(b.ns)
+	if b.tree, err = cgroup.Open(cgroup.Options{Name: config.Cgroup, Pool: config.Groups, Log: b.log}); err != nil {
+		return nil, err
+	}
+	if b.facts, err = newFacts(b.cgroupMounts()); err != nil {
+		return nil, err
+	}
+	if b.disk, err = disk.Open(config.Disk); err != nil {
+		return nil, err
+	}
+	b.launcher = &launcher{
+		argv:    config.Launcher,
+		chronus: config.Chronus,
+		log:     b.log,
+		hello:   helloRequest{Cgroup: config.Cgroup, NetSlots: config.NetSlots, Debug: config.Debug},
+	}
+	b.pool = newPool(b, config.Warm)
+	return b, nil
+}
+
+// cgroupMounts are the mount points of a sandbox's cgroups, below /sys.
+func (b *Backend) cgroupMounts() []string {
+	var dirs []string
+	for controller := range b.tree.Layout().V1 {
+		dirs = append(dirs, "fs/cgroup/"+controller)
+	}
+	return dirs
+}
+
+// preparePin makes the place where the namespace of the layers is kept: a
+// namespace may be bound only below a mount that does not propagate.
+func preparePin(runDir string) (string, error) {
+	dir := filepath.Join(runDir, "pin")
+	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
+		return "", err
+	}
+	var here, above unix.Stat_t
+	if err := errors.Join(unix.Stat(dir, &here), unix.Stat(runDir, &above)); err != nil {
+		return "", fmt.Errorf("%s: %w", dir, err)
+	}
+	if here.Dev == above.Dev {
+		if err := unix.Mount("dsec", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0700,size=64k"); err != nil {
+			return "", fmt.Errorf("%s: %w", dir, err)
+		}
+	}
+	if err := unix.Mount("", dir, "", unix.MS_PRIVATE, ""); err != nil {
+		return "", fmt.Errorf("%s: %w", dir, err)
+	}
+	return filepath.Join(dir, "mnt"), nil
+}
+
+// removePin lets the namespace of the layers go, and with it their mounts.
+func removePin(runDir string) error {
+	dir := filepath.Join(runDir, "pin")
+	for _, path := range []string{filepath.Join(dir, "mnt"), dir} {
+		if err := unix.Unmount(path, unix.MNT_DETACH); err != nil && err != unix.EINVAL && err != unix.ENOENT {
+			return fmt.Errorf("unmount %s: %w", path, err)
+		}
+	}
+	if err := os.Remove(dir); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// Close implements backend.Backend. Where no container is left, nothing of the
+// backend is.
+func (b *Backend) Close() error {
+	b.mu.Lock()
+	if b.closed {
+		b.mu.Unlock()
+		return nil
+	}
+	b.closed = true
+	b.mu.Unlock()
+	ctx, cancel := context.WithTimeout(context.Background(), stepTimeout)
+	defer cancel()
+	err := b.pool.close(ctx)
+	b.mu.Lock()
+	for _, i := range b.live {
+		i.abandon()
+	}
+	b.mu.Unlock()
+	return errors.Join(err, b.free())
+}
+
+// free gives back what New has opened so far.
+func (b *Backend) free() error {
+	var errs []error
+	if b.layers != nil {
+		b.layers.close()
+		b.ns.close()
+	}
+	if b.launcher != nil {
+		b.launcher.close()
+	}
+	if b.tree != nil {
+		errs = append(errs, b.tree.Close())
+	}
+	if b.disk != nil {
+		errs = append(errs, b.disk.Close())
+	}
+	if b.facts != nil {
+		b.facts.close()
+	}
+	if b.slots != nil {
+		left, err := b.slots.list()
+		errs = append(errs, err)
+		if err == nil && len(left) == 0 {
+			errs = append(errs, removePin(b.config.RunDir), b.slots.remove())
+		}
+		b.slots.close()
+	}
+	return errors.Join(errs...)
+}
+
+// forget takes an instance that is destroyed out of the list.
+func (b *Backend) forget(id dsec.SandboxID, i *instance) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.live[id] == i {
+		delete(b.live, id)
+	}
+}
+
+// add puts an instance into the list. Its error is a conflict where there is
+// one of that ID.
+func (b *Backend) add(id dsec.SandboxID, i *instance) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed {
+		return dsec.Errorf(dsec.CodeUnavailable, "the container backend is closed")
+	}
+	if b.live[id] != nil {
+		return dsec.Errorf(dsec.CodeConflict, "sandbox %s is there already", id)
+	}
+	b.live[id] = i
+	return nil
+}

@@ -1,0 +1,262 @@
+package container
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/backend"
+	"github.com/opendsec/dsec/internal/disk"
+	"github.com/opendsec/dsec/internal/testutil"
+)
+
+var background = context.Background()
+
+// victimEnv makes the test binary a process with a backend, to be killed.
+const victimEnv = "DSEC_TEST_VICTIM"
+
+// errand is what a victim does: sweep, create, tell the handle, wait for a
+// line, destroy. It kills itself before the step Crash.
+type errand struct {
+	RunDir, DiskDir, Cgroup, Chronus string
+	ImageBytes                       int64
+	Warm                             int
+	Request                          backend.CreateRequest
+	Crash                            string
+}
+
+func victim() {
+	var e errand
+	must(json.Unmarshal([]byte(os.Getenv(victimEnv)), &e))
+	must(os.Unsetenv(victimEnv)) // the launcher is the same binary
+	b, err := New(Config{
+		RunDir: e.RunDir, Disk: disk.Options{Dir: e.DiskDir, ImageBytes: e.ImageBytes}, Cgroup: e.Cgroup, Chronus: e.Chronus,
+		Launcher: []string{"/proc/self/exe"}, Warm: e.Warm,
+		Crash: func(step string) {
+			if step == e.Crash {
+				must(unix.Kill(os.Getpid(), unix.SIGKILL))
+				select {}
+			}
+		},
+	})
+	must(err)
+	must(b.Sweep(background, nil))
+	i, err := b.Create(background, e.Request)
+	must(err)
+	_, err = os.Stdout.Write(append(i.Handle(), '\n'))
+	must(err)
+	if _, err := bufio.NewReader(os.Stdin).ReadString('\n'); err == io.EOF {
+		os.Exit(0)
+	}
+	must(i.Destroy(background))
+	must(b.Close())
+	os.Exit(0)
+}
+
+func must(err error) {
+	if err != nil {
+		println("victim:", cause(err))
+		os.Exit(1)
+	}
+}
+
+// startVictim returns what it says of its sandbox; empty if it died before.
+func (h *host) startVictim(e errand) (cmd *exec.Cmd, stdin io.WriteCloser, handle string) {
+	h.Helper()
+	e.RunDir, e.DiskDir, e.Cgroup = h.config.RunDir, h.config.Disk.Dir, h.config.Cgroup
+	e.Chronus, e.ImageBytes = h.config.Chronus, h.config.Disk.ImageBytes
+	raw, err := json.Marshal(e)
+	check(h, err)
+	cmd = exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), victimEnv+"="+string(raw))
+	cmd.Stderr = os.Stderr
+	stdin, err = cmd.StdinPipe()
+	check(h, err)
+	stdout, err := cmd.StdoutPipe()
+	check(h, err)
+	check(h, cmd.Start())
+	line, err := bufio.NewReader(stdout).ReadString('\n')
+	if err != nil && err != io.EOF {
+		h.Fatal(err)
+	}
+	return cmd, stdin, strings.TrimSpace(line)
+}
+
+func killed(t testing.TB, cmd *exec.Cmd) {
+	t.Helper()
+	_ = cmd.Wait()
+	if ws := cmd.ProcessState.Sys().(unix.WaitStatus); !ws.Signaled() || ws.Signal() != unix.SIGKILL {
+		t.Fatalf("the victim ended with %v, want it killed", cmd.ProcessState)
+	}
+}
+
+// handOver closes the backend of h, which has no sandbox, so that another
+// process may be the one of its directories.
+func (h *host) handOver(t *testing.T) {
+	t.Helper()
+	check(t, h.b.Close())
+	t.Cleanup(func() {
+		if h.b == nil {
+			h.open()
+		}
+	})
+}
+
+// At every step at which the backend's process can die, the next one frees what
+// is left, and the same ID can be used again.
+func TestKilledAtEveryStep(t *testing.T) {
+	for _, warm := range []int{0, 1} {
+		for _, step := range CrashSteps {
+			name := step
+			if warm > 0 {
+				name += "/warm"
+			}
+			t.Run(name, func(t *testing.T) {
+				h := newHost(t, nil)
+				h.handOver(t)
+				req := h.request()
+				before := step
+				if strings.HasPrefix(step, "sweep-") {
+					before = "setup" // something to sweep
+				}
+				cmd, stdin, handle := h.startVictim(errand{Request: req, Crash: before, Warm: warm})
+				if handle != "" {
+					_, err := io.WriteString(stdin, "destroy\n")
+					check(t, err)
+				}
+				killed(t, cmd)
+				if before != step { // a crash in the sweep that follows
+					cmd, _, _ := h.startVictim(errand{Request: req, Crash: step, Warm: warm})
+					killed(t, cmd)
+				}
+				h.open()
+				check(t, h.b.Sweep(t.Context(), nil))
+				i, err := h.b.Create(t.Context(), req)
+				check(t, err)
+				s := &sandbox{host: h, id: req.ID}
+				s.use(i)
+				if o := s.sh("echo again"); o.out != "again\n" {
+					t.Errorf("have %q", o.out)
+				}
+				check(t, s.client.Close())
+				check(t, i.Destroy(t.Context()))
+			})
+		}
+	}
+}
+
+// A sandbox and what runs in it go on when the backend's process is killed.
+func TestRecover(t *testing.T) {
+	h := newHost(t, nil)
+	h.handOver(t)
+	req := h.request()
+	cmd, _, handle := h.startVictim(errand{Request: req})
+	if handle == "" {
+		t.Fatal("the victim made no sandbox")
+	}
+	check(t, cmd.Process.Kill())
+	killed(t, cmd)
+
+	h.open()
+	check(t, h.b.Sweep(t.Context(), map[dsec.SandboxID]bool{req.ID: true}))
+	if _, err := h.b.Recover(t.Context(), dsec.NewSandboxID("aaaaa"), backend.Handle(handle)); err == nil || dsec.CodeOf(err) != dsec.CodeLost {
+		t.Errorf("another's handle: %v, want lost", err)
+	}
+	i, err := h.b.Recover(t.Context(), req.ID, backend.Handle(handle))
+	check(t, err)
+	s := &sandbox{host: h, id: req.ID}
+	s.use(i)
+	t.Cleanup(func() { check(t, i.Destroy(background)); _ = s.client.Close() })
+	if o := s.sh("hostname"); o.out != string(req.ID)+"\n" {
+		t.Errorf("have %q", o.out)
+	}
+	if u, err := i.Usage(t.Context()); err != nil || u.MemoryLimit != req.Spec.Limits.MemoryBytes {
+		t.Errorf("usage %+v, %v", u, err)
+	}
+	select {
+	case <-i.Done():
+		t.Fatal("PID 1 ended")
+	default:
+	}
+	// A second restart, in which PID 1 was killed meanwhile.
+	check(t, unix.Kill(pidOf(t, handle), unix.SIGKILL))
+	<-i.Done()
+	if i.Exit().Reason == "" {
+		t.Error("no reason")
+	}
+	if _, err := h.b.Recover(t.Context(), req.ID, backend.Handle(handle)); err == nil || dsec.CodeOf(err) != dsec.CodeLost {
+		t.Errorf("after its end: %v, want lost", err)
+	}
+}
+
+func pidOf(t testing.TB, raw string) int {
+	t.Helper()
+	var h handle
+	check(t, json.Unmarshal([]byte(raw), &h))
+	return h.PID
+}
+
+// The launcher is the backend's to replace: creates go on, sandboxes too.
+func TestLauncherKilled(t *testing.T) {
+	h := newHost(t, nil)
+	s := h.create()
+	run := h.b.launcher.run
+	check(t, run.cmd.Process.Kill())
+	<-run.dead
+	if o := s.sh("echo alive"); o.out != "alive\n" {
+		t.Errorf("have %q", o.out)
+	}
+	if o := h.create().sh("echo new"); o.out != "new\n" {
+		t.Errorf("have %q", o.out)
+	}
+}
+
+// A shell that died in the pool is freed and not given out.
+func TestDeadShellIsNotGivenOut(t *testing.T) {
+	h := newHost(t, nil)
+	sh, err := h.b.newShell(t.Context())
+	check(t, err)
+	check(t, sh.await(t.Context()))
+	sh.warm = true
+	check(t, sh.proc.kill())
+	<-sh.proc.done
+	h.b.pool.ready = make(chan *shell, 1)
+	h.b.pool.ready <- sh
+	s := h.create()
+	if o := s.sh("echo ok"); o.out != "ok\n" || s.i.Warm() {
+		t.Errorf("have %q, warm %v", o.out, s.i.Warm())
+	}
+}
+
+func TestWarmCreate(t *testing.T) {
+	h := newHost(t, func(c *Config) { c.Warm = 2 })
+	h.awaitWarm(2)
+	s := h.create()
+	if o := s.sh("echo ok"); o.out != "ok\n" || !s.i.Warm() {
+		t.Errorf("have %q, warm %v", o.out, s.i.Warm())
+	}
+	h.awaitWarm(2) // refilled
+	if n := h.b.Warm(); n != 2 {
+		t.Errorf("%d shells are ready, want 2 and no more", n)
+	}
+}
+
+func (h *host) awaitWarm(n int) {
+	h.Helper()
+	testutil.WaitFor(h, 30*time.Second, "warm pool", func() error {
+		if have := h.b.Warm(); have < n {
+			return fmt.Errorf("%d shells, want %d", have, n)
+		}
+		return nil
+	})
+}

@@ -1,0 +1,276 @@
+package container
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/backend"
+	"github.com/opendsec/dsec/internal/cgroup"
+	"github.com/opendsec/dsec/internal/chronusapi"
+	"github.com/opendsec/dsec/internal/confine"
+	"github.com/opendsec/dsec/internal/disk"
+)
+
+// CrashSteps are the names with which Config.Crash is called, each before its
+// step: those of a create, of a destroy and of a sweep.
+var CrashSteps = []string{
+	"slot", "listen", "group", "start", "command", "claim-slot", "claim-group", "volume", "compose", "setup", "handle",
+	"kill", "remove-group", "remove-volume", "remove-slot",
+	"sweep-groups", "sweep-volumes", "sweep-slots",
+}
+
+func (b *Backend) crash(step string) {
+	if b.config.Crash != nil {
+		b.config.Crash(step)
+	}
+}
+
+// Create implements backend.Backend.
+func (b *Backend) Create(ctx context.Context, req backend.CreateRequest) (_ backend.Instance, err error) {
+	if err := b.check(req); err != nil {
+		return nil, err
+	}
+	i := b.newInstance(req.ID, req.Spec.Limits, req.Layers)
+	if err := b.add(req.ID, i); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err == nil {
+			return
+		}
+		err = typed(err)
+		if derr := i.destroy(context.WithoutCancel(ctx)); derr != nil {
+			err = errors.Join(err, derr)
+		}
+	}()
+	fds, err := b.layers.hold(ctx, req.Layers)
+	if err != nil {
+		return nil, err
+	}
+	i.held = true
+	plan, err := b.layers.plan(req.Layers, fds)
+	if err != nil {
+		return nil, err
+	}
+	if i.sh = b.pool.take(); i.sh == nil {
+		if i.sh, err = b.newShell(ctx); err != nil {
+			return nil, err
+		}
+	}
+	if err := b.claim(ctx, i, plan, fds); err != nil {
+		return nil, err
+	}
+	b.crash("handle")
+	if err := i.makeHandle(); err != nil {
+		return nil, err
+	}
+	i.watch()
+	return i, nil
+}
+
+// check refuses what no container can be.
+func (b *Backend) check(req backend.CreateRequest) error {
+	if _, err := dsec.ParseSandboxID(string(req.ID)); err != nil {
+		return err
+	}
+	if len(req.Layers) > maxLayers {
+		return dsec.Invalid("layers", "want at most %d layers, have %d", maxLayers, len(req.Layers))
+	}
+	for _, l := range []struct {
+		field string
+		value int64
+	}{
+		{"limits.milli_cpu", req.Spec.Limits.MilliCPU},
+		{"limits.memory_bytes", req.Spec.Limits.MemoryBytes},
+		{"limits.disk_bytes", req.Spec.Limits.DiskBytes},
+		{"limits.disk_inodes", req.Spec.Limits.DiskInodes},
+		{"limits.pids", req.Spec.Limits.Pids},
+	} {
+		if l.value <= 0 {
+			return dsec.Invalid(l.field, "want more than 0, have %d", l.value)
+		}
+	}
+	return nil
+}
+
+// maxLayers keeps the descriptors of a create in bounds; overlayfs takes 500.
+const maxLayers = 128
+
+// claim makes a shell the sandbox of i.
+func (b *Backend) claim(ctx context.Context, i *instance, plan *rootPlan, layers []int) (err error) {
+	sh := i.sh
+	b.crash("claim-slot")
+	if err := b.slots.claim(sh.slot, i.id); err != nil {
+		return err
+	}
+	b.crash("claim-group")
+	if err := sh.group.Claim(i.id, i.limits); err != nil {
+		return err
+	}
+	b.crash("volume")
+	base := sh.slot.base()
+	if i.volume, err = b.disk.Create(ctx, i.id, disk.Request{
+		Bytes: i.limits.DiskBytes, Inodes: i.limits.DiskInodes, UID: int(base), GID: int(base),
+	}); err != nil {
+		return err
+	}
+	b.crash("compose")
+	root, err := b.makeRoot(i, plan, layers, base)
+	if err != nil {
+		return fmt.Errorf("root: %w", err)
+	}
+	defer unix.Close(root)
+	_ = unix.Close(sh.userns)
+	sh.userns = -1
+	mounts, err := b.mountsOf(i, base)
+	defer func() {
+		for _, m := range mounts {
+			_ = unix.Close(m.FD)
+		}
+	}()
+	if err != nil {
+		return err
+	}
+	b.crash("setup")
+	return b.setup(ctx, i, root, mounts)
+}
+
+func (b *Backend) makeRoot(i *instance, plan *rootPlan, layers []int, base uint32) (int, error) {
+	dir, err := i.volume.Open()
+	if err != nil {
+		return -1, err
+	}
+	defer unix.Close(dir)
+	// The detached mount keeps the host's paths out of the sandbox's mountinfo.
+	volume, err := cloneMount(dir, "", 0)
+	if err != nil {
+		return -1, fmt.Errorf("volume: %w", err)
+	}
+	defer unix.Close(volume)
+	upper, err := unix.Openat(volume, "upper", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, fmt.Errorf("volume: %w", err)
+	}
+	err = plan.fillUpper(upper, base, hostname(i.id))
+	_ = unix.Close(upper)
+	if err != nil {
+		return -1, err
+	}
+	if len(layers) == 0 {
+		layers = []int{b.facts.empty}
+	}
+	return b.ns.do(func() (int, error) { return compose(layers, i.sh.userns, volume) })
+}
+
+// hostname of a sandbox: its ID, which is a DNS label.
+func hostname(id dsec.SandboxID) string { return string(id) }
+
+// mountsOf makes the mounts that tell a sandbox its own limits.
+func (b *Backend) mountsOf(i *instance, base uint32) (mounts []chronusapi.Mount, err error) {
+	add := func(path string, make func() (int, error)) {
+		if err != nil {
+			return
+		}
+		var fd int
+		if fd, err = make(); err == nil {
+			mounts = append(mounts, chronusapi.Mount{FD: fd, Path: path})
+		}
+	}
+	cpus := b.cpus.count(i.limits.MilliCPU)
+	add("/sys", func() (int, error) { return b.facts.sysMount(cpus) })
+	add("/proc/cpuinfo", func() (int, error) { return b.facts.cpuinfoMount(cpus) })
+	add("/proc/meminfo", func() (int, error) { return b.facts.meminfoMount(i.limits.MemoryBytes) })
+	add("/dev/shm", func() (int, error) { return shmMount(i.limits.MemoryBytes, base) })
+	if err != nil {
+		return mounts, err
+	}
+	dirs, err := i.sh.group.Dirs()
+	for _, d := range dirs {
+		add(cgroupPath(d), func() (int, error) {
+			return cloneMount(d.FD, "", attrReadOnly|unix.MOUNT_ATTR_NOEXEC)
+		})
+		_ = unix.Close(d.FD)
+	}
+	return mounts, err
+}
+
+func cgroupPath(d cgroup.Dir) string {
+	if d.Path == "." {
+		return "/sys/fs/cgroup"
+	}
+	return "/sys/fs/cgroup/" + d.Path
+}
+
+// shmMount makes a /dev/shm that is as large as that of a machine with so much
+// memory: half of it. What is in it counts as the sandbox's memory.
+func shmMount(memory int64, base uint32) (int, error) {
+	owner := strconv.FormatUint(uint64(base), 10)
+	return newMount("tmpfs", attrPlain|unix.MOUNT_ATTR_NOEXEC,
+		option{Key: "source", Value: "shm"}, option{Key: "mode", Value: "1777"},
+		option{Key: "uid", Value: owner}, option{Key: "gid", Value: owner},
+		option{Key: "size", Value: strconv.FormatInt(max(memory/2, 1<<20), 10)})
+}
+
+// setup hands everything to chronus, which becomes the sandbox's PID 1.
+func (b *Backend) setup(ctx context.Context, i *instance, root int, mounts []chronusapi.Mount) error {
+	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
+	defer cancel()
+	sh := i.sh
+	defer sh.untilDead(&ctx)()
+	i.cpus = b.cpus.take(b.cpus.count(i.limits.MilliCPU))
+	err := sh.client.Setup(ctx, chronusapi.SetupRequest{
+		Root:        root,
+		Move:        []string{"/proc", "/dev"},
+		Mounts:      mounts,
+		CPUs:        cpuMask(i.cpus),
+		Hostname:    hostname(i.id),
+		KeepCaps:    confine.KeepCaps,
+		Filter:      b.program.filter,
+		ChildFilter: b.program.child,
+		Rlimits:     b.program.rlimits,
+		Groups:      []chronusapi.Group{commandGroup(sh.command)},
+	})
+	if err != nil {
+		return sh.explain(err)
+	}
+	sh.dropCommand()
+	_ = sh.client.Close() // the edge has its own
+	return nil
+}
+
+func commandGroup(c *cgroup.CommandGroup) chronusapi.Group {
+	g := chronusapi.Group{Dir: c.Dir, Procs: c.Join, Kill: c.Kill, Events: c.Events, OOM: c.OOM}
+	if c.Dir < 0 {
+		g.Procs = append([]int{c.Procs}, c.Join...)
+	}
+	return g
+}
+
+// program is what every setup carries and is made once.
+type program struct {
+	filter, child []byte
+	rlimits       []chronusapi.Rlimit
+}
+
+func newProgram() (*program, error) {
+	p := &program{filter: confine.Bytes(confine.Filter()), child: confine.Bytes(confine.ChildFilter())}
+	limits, err := confine.Rlimits()
+	for _, l := range limits {
+		p.rlimits = append(p.rlimits, chronusapi.Rlimit{Resource: uint32(l.Resource), Soft: l.Soft, Hard: l.Hard})
+	}
+	return p, err
+}
+
+// typed makes err one that a user may see.
+func typed(err error) error {
+	var e *dsec.Error
+	if errors.As(err, &e) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		return err
+	}
+	return &dsec.Error{Code: dsec.CodeInternal, Message: "the container could not be made", Err: err}
+}

@@ -1,0 +1,230 @@
+package container
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/backend"
+	"github.com/opendsec/dsec/internal/chronusapi"
+	"github.com/opendsec/dsec/internal/disk"
+	"github.com/opendsec/dsec/internal/testutil"
+)
+
+func TestMain(m *testing.M) {
+	if IsLauncher() {
+		LauncherMain()
+	}
+	if os.Getenv(victimEnv) != "" {
+		victim() // see crash_test.go
+	}
+	code := m.Run()
+	if dir := scratch(); dir != "" {
+		_ = os.RemoveAll(dir)
+	}
+	os.Exit(code)
+}
+
+// scratch is a directory of this test binary.
+var scratch = sync.OnceValue(func() string {
+	dir, err := os.MkdirTemp("", "dsec-container")
+	if err != nil {
+		panic(err)
+	}
+	return dir
+})
+
+// programs builds chronus and testdata/inside, static.
+var programs = sync.OnceValues(func() (dir string, err error) {
+	dir = scratch()
+	for name, pkg := range map[string]string{"chronus": "../../../cmd/chronus", "inside": "./testdata/inside"} {
+		cmd := exec.Command("go", "build", "-o", filepath.Join(dir, name), pkg)
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return "", fmt.Errorf("go build %s: %w\n%s", pkg, err, out)
+		}
+	}
+	return dir, nil
+})
+
+// image makes an EROFS image of a tree with busybox and testdata/inside, after
+// change has changed it.
+func image(t testing.TB, change func(root string)) backend.Layer {
+	t.Helper()
+	testutil.Require(t, testutil.Program("mkfs.erofs"), testutil.Program("busybox"))
+	dir, err := programs()
+	check(t, err)
+	root := filepath.Join(t.TempDir(), "root")
+	for _, d := range []string{"bin", "etc", "proc", "sys", "dev", "tmp", "root"} {
+		check(t, os.MkdirAll(filepath.Join(root, d), 0o755))
+	}
+	busybox, err := exec.LookPath("busybox")
+	check(t, err)
+	copyTo(t, busybox, root+"/bin/busybox")
+	copyTo(t, filepath.Join(dir, "inside"), root+"/bin/inside")
+	for _, name := range []string{"sh", "cat", "true", "ls", "id", "nproc", "hostname", "sleep", "dd", "grep", "ping"} {
+		check(t, os.Symlink("busybox", root+"/bin/"+name))
+	}
+	check(t, os.WriteFile(root+"/etc/passwd", []byte("root:x:0:0:root:/root:/bin/sh\n"), 0o644))
+	check(t, os.WriteFile(root+"/etc/shared", []byte(strings.Repeat("the layer's bytes\n", 1000)), 0o644))
+	if change != nil {
+		change(root)
+	}
+	file := filepath.Join(t.TempDir(), "image.erofs")
+	if out, err := exec.Command("mkfs.erofs", "--quiet", "--all-root", file, root).CombinedOutput(); err != nil {
+		t.Fatalf("mkfs.erofs: %v\n%s", err, out)
+	}
+	return backend.Layer{Digest: "sha256:" + sum(t, file), Path: file}
+}
+
+func copyTo(t testing.TB, from, to string) {
+	t.Helper()
+	data, err := os.ReadFile(from)
+	check(t, err)
+	check(t, os.WriteFile(to, data, 0o755))
+}
+
+func sum(t testing.TB, path string) string {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	check(t, err)
+	s := sha256.Sum256(data)
+	return hex.EncodeToString(s[:])
+}
+
+// host is a backend of a test, with an image.
+type host struct {
+	testing.TB
+	config Config
+	b      *Backend
+	image  backend.Layer
+}
+
+// newHost opens a backend that leaves nothing behind: the ledger of t says so.
+func newHost(t testing.TB, change func(*Config)) *host {
+	t.Helper()
+	testutil.Require(t, testutil.Root, testutil.EROFS, testutil.Overlay)
+	name := testutil.Name(t)
+	img := image(t, nil)
+	dir, err := programs()
+	check(t, err)
+	testutil.Ledger(t, name)
+	run := filepath.Join("/run", name)
+	check(t, os.MkdirAll(run, 0o700))
+	t.Cleanup(func() { check(t, os.RemoveAll(run)) })
+	h := &host{TB: t, image: img, config: Config{
+		RunDir: run + "/run", Disk: disk.Options{Dir: run + "/disk", ImageBytes: 1 << 30}, Cgroup: name, Chronus: filepath.Join(dir, "chronus"),
+		Launcher: []string{"/proc/self/exe"}, Debug: true, Logger: testutil.Logger(t),
+	}}
+	if change != nil {
+		change(&h.config)
+	}
+	h.open()
+	t.Cleanup(func() {
+		check(t, h.b.Close())
+		check(t, h.b.tree.Destroy())
+		store, err := disk.Open(h.config.Disk)
+		check(t, err)
+		check(t, store.Destroy(context.Background()))
+	})
+	check(t, h.b.Sweep(t.Context(), nil))
+	return h
+}
+
+func (h *host) open() {
+	h.Helper()
+	b, err := New(h.config)
+	check(h, err)
+	h.b = b
+}
+
+func (h *host) request(layers ...backend.Layer) backend.CreateRequest {
+	if len(layers) == 0 {
+		layers = []backend.Layer{h.image}
+	}
+	return backend.CreateRequest{
+		ID: dsec.NewSandboxID("aaaaa"),
+		Spec: dsec.Spec{Kind: dsec.KindContainer, Limits: dsec.Limits{
+			MilliCPU: 1000, MemoryBytes: 128 << 20, DiskBytes: 64 << 20, DiskInodes: 10000, Pids: 64,
+		}},
+		Layers: layers,
+	}
+}
+
+// sandbox is one sandbox of a test.
+type sandbox struct {
+	*host
+	id     dsec.SandboxID
+	i      backend.Instance
+	client *chronusapi.Client
+}
+
+func (h *host) create(layers ...backend.Layer) *sandbox {
+	h.Helper()
+	req := h.request(layers...)
+	i, err := h.b.Create(h.Context(), req)
+	check(h, err)
+	s := &sandbox{host: h, id: req.ID}
+	s.use(i)
+	h.Cleanup(func() {
+		_ = s.client.Close()
+		check(h, s.i.Destroy(context.Background()))
+	})
+	return s
+}
+
+func (s *sandbox) use(i backend.Instance) {
+	s.i, s.client = i, chronusapi.NewClient(i.Dial)
+}
+
+// outcome is how a command ended, and all it wrote.
+type outcome struct {
+	dsec.Outcome
+	out string
+}
+
+func (s *sandbox) sh(script string) outcome { return s.run("/bin/sh", "-c", script) }
+
+func (s *sandbox) run(argv ...string) (o outcome) {
+	s.Helper()
+	ctx := context.Background() // a cleanup may run it
+	start := func() (*chronusapi.Events, error) {
+		return s.client.Start(ctx, chronusapi.StartRequest{Command: chronusapi.Command{
+			Argv: argv, Env: []string{"PATH=/bin"}, Cwd: "/",
+		}})
+	}
+	stream, err := start()
+	if errors.Is(err, chronusapi.ErrNeedGroup) {
+		check(s, s.i.(backend.Grouper).AddGroup(ctx))
+		stream, err = start()
+	}
+	check(s, err)
+	for {
+		ev, err := stream.Next()
+		if err == io.EOF {
+			return o
+		}
+		check(s, err)
+		o.out += string(ev.Data)
+		if ev.Kind == chronusapi.EventExited {
+			o.Outcome = ev.Outcome
+		}
+	}
+}
+
+func check(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(cause(err))
+	}
+}

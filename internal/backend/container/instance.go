@@ -1,0 +1,227 @@
+package container
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/backend"
+	"github.com/opendsec/dsec/internal/chronusapi"
+	"github.com/opendsec/dsec/internal/disk"
+)
+
+// instance is one sandbox.
+type instance struct {
+	b      *Backend
+	id     dsec.SandboxID
+	limits dsec.Limits
+	layers []backend.Layer
+	handle backend.Handle
+
+	done chan struct{} // closed when PID 1 ended, or was given up
+
+	mu        sync.Mutex
+	sh        *shell
+	volume    *disk.Volume
+	held      bool // layers are referenced
+	cpus      []int
+	exit      backend.Exit
+	killed    bool
+	destroyed bool
+	abandoned chan struct{}
+}
+
+var (
+	_ backend.Instance = (*instance)(nil)
+	_ backend.Grouper  = (*instance)(nil)
+)
+
+func (b *Backend) newInstance(id dsec.SandboxID, limits dsec.Limits, layers []backend.Layer) *instance {
+	return &instance{b: b, id: id, limits: limits, layers: layers, done: make(chan struct{}), abandoned: make(chan struct{})}
+}
+
+// handleVersion is the version of handle; N-1 is read too, once there is one.
+const handleVersion = 1
+
+// handle is what finds a container again.
+type handle struct {
+	Version int
+	Slot    slot
+	PID     int
+	Start   uint64 // of PID, see startTime
+	Boot    string
+	Group   string
+	Limits  dsec.Limits
+	Layers  []backend.Layer
+	CPUs    []int `json:",omitempty"`
+}
+
+func (i *instance) makeHandle() error {
+	start, err := startTime(i.sh.proc.pid)
+	if err != nil {
+		return err
+	}
+	raw, err := json.Marshal(handle{
+		Version: handleVersion, Slot: i.sh.slot, PID: i.sh.proc.pid, Start: start, Boot: i.b.boot,
+		Group: i.sh.group.Name(), Limits: i.limits, Layers: i.layers, CPUs: i.cpus,
+	})
+	i.handle = raw
+	return err
+}
+
+// Handle implements backend.Instance.
+func (i *instance) Handle() backend.Handle { return i.handle }
+
+// Warm implements backend.Instance.
+func (i *instance) Warm() bool { return i.sh.warm }
+
+// Dial implements backend.Instance.
+func (i *instance) Dial(ctx context.Context) (net.Conn, error) {
+	return i.b.slots.dial(ctx, i.sh.slot)
+}
+
+// AddGroup implements backend.Grouper.
+func (i *instance) AddGroup(ctx context.Context) error {
+	c, err := i.sh.group.AddCommandGroup()
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	client := chronusapi.NewClient(i.Dial)
+	defer client.Close()
+	return client.AddGroup(ctx, commandGroup(c))
+}
+
+// Usage implements backend.Instance.
+func (i *instance) Usage(context.Context) (dsec.Usage, error) {
+	u, err := i.sh.group.Usage()
+	if err != nil {
+		return u, err
+	}
+	i.mu.Lock()
+	volume := i.volume
+	i.mu.Unlock()
+	if volume == nil {
+		return u, dsec.Errorf(dsec.CodeLost, "the sandbox is gone")
+	}
+	d, err := volume.Usage()
+	u.DiskBytes, u.DiskInodes, u.DiskLimit = d.Bytes, d.Inodes, i.limits.DiskBytes
+	return u, err
+}
+
+// Done implements backend.Instance.
+func (i *instance) Done() <-chan struct{} { return i.done }
+
+// Exit implements backend.Instance.
+func (i *instance) Exit() backend.Exit {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return i.exit
+}
+
+// watch closes Done when PID 1 ends.
+func (i *instance) watch() {
+	go func() {
+		select {
+		case <-i.sh.proc.done:
+		case <-i.abandoned:
+			return
+		}
+		i.mu.Lock()
+		i.exit = backend.Exit{At: time.Now(), Reason: i.reason()}
+		i.mu.Unlock()
+		close(i.done)
+	}()
+}
+
+func (i *instance) reason() string {
+	if i.killed {
+		return "killed"
+	}
+	status, ok := i.sh.proc.status()
+	switch {
+	case ok && status.Signaled():
+		return fmt.Sprintf("PID 1 was killed by signal %d (%s)", status.Signal(), unix.SignalName(status.Signal()))
+	case ok:
+		return fmt.Sprintf("PID 1 exited with status %d", status.ExitStatus())
+	}
+	return "PID 1 ended"
+}
+
+// Destroy implements backend.Instance.
+func (i *instance) Destroy(ctx context.Context) error {
+	i.mu.Lock()
+	i.killed = true
+	i.mu.Unlock()
+	return i.destroy(ctx)
+}
+
+func (i *instance) destroy(ctx context.Context) error {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.destroyed {
+		return nil
+	}
+	if i.sh != nil {
+		// The lock is not held while PID 1 dies: watch takes it.
+		sh := i.sh
+		i.mu.Unlock()
+		err := sh.destroy(ctx, i.b)
+		i.mu.Lock()
+		if err != nil {
+			return i.failed(err)
+		}
+		if i.destroyed { // by another caller meanwhile
+			return nil
+		}
+	}
+	i.b.crash("remove-volume")
+	if i.volume != nil {
+		if err := i.volume.Remove(ctx); err != nil {
+			return i.failed(err)
+		}
+		i.volume = nil
+	}
+	i.b.crash("remove-slot")
+	if i.sh != nil {
+		if err := i.b.slots.release(i.sh.slot); err != nil {
+			return i.failed(err)
+		}
+		i.sh.proc.close()
+	}
+	if i.held {
+		i.b.layers.release(i.layers)
+		i.held = false
+	}
+	i.b.cpus.release(i.cpus)
+	i.cpus = nil
+	i.destroyed = true
+	i.b.forget(i.id, i)
+	return nil
+}
+
+func (i *instance) failed(err error) error {
+	i.b.log.Error("sandbox is not gone", "sandbox", i.id, "err", err)
+	var e *dsec.Error
+	if errors.As(err, &e) {
+		return err
+	}
+	return &dsec.Error{Code: dsec.CodeInternal, Message: "the sandbox could not be taken down whole", Err: err}
+}
+
+// abandon lets go of an instance that goes on without this backend.
+func (i *instance) abandon() {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	close(i.abandoned)
+	if i.sh != nil && i.sh.proc != nil {
+		i.sh.proc.close()
+	}
+}

@@ -1,0 +1,149 @@
+package container
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/signal"
+	"runtime/debug"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opendsec/dsec/internal/cgroup"
+)
+
+// launcherEnv marks a process as the launcher, for binaries that have other
+// work (tests).
+const launcherEnv = "DSEC_LAUNCHER"
+
+// IsLauncher reports whether this process was started as a launcher.
+func IsLauncher() bool { return os.Getenv(launcherEnv) != "" }
+
+// LauncherMain is the whole life of a launcher process: it serves the socket
+// at descriptor 3 until that closes, and never returns.
+func LauncherMain() {
+	if err := runLauncher(3); err != nil {
+		fmt.Fprintln(os.Stderr, "dsec launcher:", err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+// launcherd is the launcher's own side.
+type launcherd struct {
+	conn   *packetConn
+	shells *shells
+}
+
+func runLauncher(fd int) error {
+	// A fork copies what the heap has touched.
+	debug.SetGCPercent(50)
+	conn, err := newPacketConn(fd)
+	if err != nil {
+		return err
+	}
+	if err := reserveLow(); err != nil {
+		return err
+	}
+	var req request
+	fds, err := conn.recv(&req)
+	if err != nil {
+		return err
+	}
+	if req.Hello == nil || len(fds) != 1 {
+		return errors.New("want hello first")
+	}
+	chronus := os.NewFile(uintptr(fds[0]), "chronus")
+	d := &launcherd{conn: conn}
+	err = d.open(req.Hello, chronus)
+	_ = chronus.Close()
+	if serr := conn.send(reply{ID: req.ID, Error: toWire(err)}); err == nil {
+		err = serr
+	}
+	if err != nil {
+		return err
+	}
+	go reap()
+	return d.serve()
+}
+
+// reserveLow keeps the low descriptors from being used, so that a child can
+// arrange its own there (see shellProgram).
+func reserveLow() error {
+	null, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	for null < lowFDs {
+		if null, err = unix.FcntlInt(uintptr(null), unix.F_DUPFD_CLOEXEC, 3); err != nil {
+			return err
+		}
+	}
+	return unix.Close(null)
+}
+
+func (d *launcherd) open(h *helloRequest, chronus *os.File) error {
+	tree, err := cgroup.Open(cgroup.Options{Name: h.Cgroup})
+	if err != nil {
+		return err
+	}
+	err = tree.Join() // what is started from here on needs no move
+	if cerr := tree.Close(); err == nil {
+		err = cerr
+	}
+	if err != nil {
+		return err
+	}
+	if d.shells, err = openShells(h, chronus); err != nil {
+		return fmt.Errorf("platform: %w", err)
+	}
+	return nil
+}
+
+// serve answers requests until the socket closes.
+func (d *launcherd) serve() error {
+	for {
+		var req request
+		fds, err := d.conn.recv(&req)
+		if errors.Is(err, io.EOF) || errors.Is(err, net.ErrClosed) || errors.Is(err, unix.ECONNRESET) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if req.Start != nil && len(fds) == 2 { // the job closes fds
+			d.shells.jobs <- startJob{req.Start, fds[0], fds[1], func(pid int, out []int, err error) {
+				d.answer(reply{ID: req.ID, PID: pid, Error: toWire(err)}, out)
+			}}
+			continue
+		}
+		closeAll(fds)
+		d.answer(reply{ID: req.ID, Error: toWire(errors.New("unknown request"))}, nil)
+	}
+}
+
+func (d *launcherd) answer(r reply, fds []int) {
+	// An error means that the backend is gone; serve sees it too.
+	_ = d.conn.send(r, fds...)
+	closeAll(fds)
+}
+
+// reap waits for children, which are the PID 1s of containers. What became of
+// them the backend learns from their pidfds.
+func reap() {
+	ch := make(chan os.Signal, 1)
+	signal.Notify(ch, unix.SIGCHLD)
+	for range ch {
+		for {
+			pid, err := unix.Wait4(-1, nil, unix.WNOHANG, nil)
+			if err == unix.EINTR {
+				continue
+			}
+			if pid <= 0 || err != nil {
+				break
+			}
+		}
+	}
+}

@@ -1,0 +1,266 @@
+package container
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// layerNS is the mount namespace in which layers are mounted and roots are
+// composed: overlayfs takes only what its caller's namespace holds, or what is
+// detached. No other process sees it. A bind mount of the namespace keeps it,
+// and with it the page cache of every layer, when the backend's process ends;
+// the next one enters it.
+type layerNS struct {
+	jobs chan func() // run on the threads that are inside
+	done sync.WaitGroup
+}
+
+// nsThreads is how many threads are inside.
+const nsThreads = 2
+
+func openLayerNS(pin string) (*layerNS, error) {
+	l := &layerNS{jobs: make(chan func())}
+	if err := l.addThread(pin, true); err != nil {
+		return nil, err
+	}
+	for range nsThreads - 1 {
+		if err := l.addThread(pin, false); err != nil {
+			l.close()
+			return nil, err
+		}
+	}
+	return l, nil
+}
+
+// close ends the threads. The namespace stays for as long as it is pinned.
+func (l *layerNS) close() {
+	close(l.jobs)
+	l.done.Wait()
+}
+
+// addThread puts one more thread into the namespace, which the first makes if
+// there is none.
+func (l *layerNS) addThread(pin string, first bool) error {
+	made, pinned, ready := make(chan int), make(chan error), make(chan error)
+	l.done.Add(1)
+	onThread(func() {
+		defer l.done.Done()
+		err := enter(pin)
+		if first && errors.Is(err, errNotPinned) {
+			if err = makeLayerNS(); err == nil {
+				made <- unix.Gettid()
+				err = <-pinned
+			}
+		}
+		ready <- err
+		if err != nil {
+			return
+		}
+		for job := range l.jobs {
+			job()
+		}
+	})
+	select {
+	case err := <-ready:
+		return err
+	case tid := <-made:
+		// A namespace is pinned from outside of it.
+		pinned <- pinNamespace(fmt.Sprintf("/proc/self/task/%d/ns/mnt", tid), pin)
+		return <-ready
+	}
+}
+
+func pinNamespace(ns, pin string) error {
+	f, err := os.OpenFile(pin, os.O_CREATE|os.O_RDONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	_ = f.Close()
+	if err := unix.Mount(ns, pin, "", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("pin %s: %w", pin, err)
+	}
+	return nil
+}
+
+var errNotPinned = errors.New("no namespace is pinned")
+
+// enter moves the calling thread into the pinned namespace.
+func enter(pin string) error {
+	if err := unix.Unshare(unix.CLONE_FS); err != nil {
+		return fmt.Errorf("unshare: %w", err)
+	}
+	fd, err := unix.Open(pin, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err == unix.ENOENT {
+		return errNotPinned
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", pin, err)
+	}
+	defer unix.Close(fd)
+	switch err := unix.Setns(fd, unix.CLONE_NEWNS); err {
+	case nil:
+		return nil
+	case unix.EINVAL: // a plain file: a crash came before the pin
+		return errNotPinned
+	default:
+		return fmt.Errorf("setns: %w", err)
+	}
+}
+
+// makeLayerNS moves the calling thread into a new namespace that holds nothing
+// but room for layers, and /proc.
+func makeLayerNS() error {
+	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
+		return fmt.Errorf("unshare: %w", err)
+	}
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return fmt.Errorf("private: %w", err)
+	}
+	root, err := newTmpfs(attrPlain | unix.MOUNT_ATTR_NOEXEC)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(root)
+	for _, dir := range []string{"proc", "layers"} {
+		if err := unix.Mkdirat(root, dir, 0o700); err != nil {
+			return err
+		}
+	}
+	proc, err := newMount("proc", attrPlain|unix.MOUNT_ATTR_NOEXEC)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(proc)
+	if err := enterAlone(root, "/proc"); err != nil {
+		return err
+	}
+	return attach(proc, unix.AT_FDCWD, "/proc")
+}
+
+// do runs f inside the namespace.
+func (l *layerNS) do(f func() (int, error)) (int, error) {
+	type result struct {
+		fd  int
+		err error
+	}
+	ch := make(chan result)
+	l.jobs <- func() {
+		fd, err := f()
+		ch <- result{fd, err}
+	}
+	r := <-ch
+	return r.fd, r.err
+}
+
+// layerPath is where a layer is mounted. The backend has checked the digest.
+func layerPath(digest string) string { return "/layers/" + strings.TrimPrefix(digest, "sha256:") }
+
+// mount returns a descriptor (O_PATH) of a layer's root directory. The layer is
+// mounted if it was not.
+func (l *layerNS) mount(digest string, image int) (int, error) {
+	return l.do(func() (int, error) {
+		path := layerPath(digest)
+		if err := os.Mkdir(path, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
+			return -1, err
+		}
+		var st unix.Statfs_t
+		if err := unix.Statfs(path, &st); err != nil {
+			return -1, err
+		}
+		if st.Type != unix.EROFS_SUPER_MAGIC_V1 {
+			fd, err := mountImage(image)
+			if err != nil {
+				_ = os.Remove(path)
+				return -1, err
+			}
+			err = attach(fd, unix.AT_FDCWD, path)
+			_ = unix.Close(fd)
+			if err != nil {
+				return -1, err
+			}
+		}
+		return unix.Open(path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	})
+}
+
+// mountImage mounts an EROFS image straight from its file, or, before Linux
+// 6.12, through a loop device.
+func mountImage(image int) (int, error) {
+	fd, err := newMount("erofs", attrReadOnly, option{Key: "source", Value: procPath(image)}, option{Key: "ro"})
+	if !errors.Is(err, unix.ENOTBLK) {
+		return fd, err
+	}
+	loop, path, err := attachLoop(image)
+	if err != nil {
+		return -1, err
+	}
+	defer unix.Close(loop) // autoclear: the mount holds the device from here on
+	return newMount("erofs", attrReadOnly, option{Key: "source", Value: path}, option{Key: "ro"})
+}
+
+// attachLoop makes a read-only loop device of a file, which frees itself.
+func attachLoop(image int) (fd int, path string, err error) {
+	control, err := openDevice("loop-control", 10, 237)
+	if err != nil {
+		return -1, "", err
+	}
+	defer unix.Close(control)
+	for range 16 { // another process may take the free one first
+		n, err := unix.IoctlRetInt(control, unix.LOOP_CTL_GET_FREE)
+		if err != nil {
+			return -1, "", fmt.Errorf("loop: %w", err)
+		}
+		loop, err := openDevice(fmt.Sprintf("loop%d", n), 7, uint32(n))
+		if err != nil {
+			return -1, "", err
+		}
+		config := unix.LoopConfig{Fd: uint32(image)}
+		config.Info.Flags = unix.LO_FLAGS_READ_ONLY | unix.LO_FLAGS_AUTOCLEAR
+		err = unix.IoctlLoopConfigure(loop, &config)
+		if err == nil {
+			return loop, procPath(loop), nil
+		}
+		_ = unix.Close(loop)
+		if err != unix.EBUSY {
+			return -1, "", fmt.Errorf("loop: %w", err)
+		}
+	}
+	return -1, "", errors.New("loop: no free device")
+}
+
+// openDevice opens a device by its number: no /dev is mounted here.
+func openDevice(name string, major, minor uint32) (int, error) {
+	dir, err := newMount("tmpfs", unix.MOUNT_ATTR_NOSUID)
+	if err != nil {
+		return -1, err
+	}
+	defer unix.Close(dir)
+	if err := unix.Mknodat(dir, name, unix.S_IFBLK|0o600, int(unix.Mkdev(major, minor))); err != nil {
+		return -1, err
+	}
+	fd, err := unix.Openat(dir, name, unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, fmt.Errorf("%s: %w", name, err)
+	}
+	return fd, nil
+}
+
+// drop unmounts a layer. Containers that use it keep it: they have copies.
+func (l *layerNS) drop(digest string) error {
+	_, err := l.do(func() (int, error) {
+		path := layerPath(digest)
+		if err := unix.Unmount(path, unix.MNT_DETACH); err != nil && err != unix.EINVAL && err != unix.ENOENT {
+			return -1, err
+		}
+		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return -1, err
+		}
+		return -1, nil
+	})
+	return err
+}

@@ -1,0 +1,160 @@
+package container
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opendsec/dsec"
+)
+
+// The backend and its launcher are one binary's two processes, so what goes
+// between them needs no version: JSON messages, one a packet, with descriptors.
+
+// request is what the backend asks of the launcher. Exactly one of its parts
+// is set.
+type request struct {
+	ID    uint64
+	Hello *helloRequest `json:",omitempty"`
+	Start *startRequest `json:",omitempty"`
+}
+
+// helloRequest comes first and once, with the chronus binary as its descriptor.
+type helloRequest struct {
+	Cgroup   string // name of the tree of cgroups to live in
+	NetSlots int    // network namespaces to hold ready
+	Debug    bool   // chronus's stderr goes to the launcher's
+}
+
+// startRequest starts a container up to the point where chronus waits for
+// Setup. Descriptors: the listening socket, the v2 cgroup. The answer has the
+// pidfd and the user namespace.
+type startRequest struct {
+	Base uint32 // host's ID of root inside
+}
+
+// reply answers one request.
+type reply struct {
+	ID    uint64
+	PID   int        `json:",omitempty"`
+	Error *wireError `json:",omitempty"`
+}
+
+type wireError struct {
+	Code    dsec.Code
+	Field   string `json:",omitempty"`
+	Message string // of the user where Code is not internal, else for the log
+}
+
+func toWire(err error) *wireError {
+	if err == nil {
+		return nil
+	}
+	var e *dsec.Error
+	if errors.As(err, &e) && e.Code != dsec.CodeInternal {
+		return &wireError{Code: e.Code, Field: e.Field, Message: e.Message}
+	}
+	return &wireError{Code: dsec.CodeInternal, Message: err.Error()}
+}
+
+func (w *wireError) err() error {
+	if w == nil {
+		return nil
+	}
+	if w.Code == dsec.CodeInternal {
+		return fmt.Errorf("launcher: %s", w.Message)
+	}
+	return &dsec.Error{Code: w.Code, Field: w.Field, Message: w.Message}
+}
+
+const (
+	maxMessage = 8 << 10
+	maxRights  = 4
+)
+
+// packetConn sends and receives messages with descriptors.
+type packetConn struct {
+	c *net.UnixConn
+
+	wmu sync.Mutex
+
+	buf, oob []byte // of recv, which has one caller
+}
+
+func newPacketConn(fd int) (*packetConn, error) {
+	f := os.NewFile(uintptr(fd), "launcher")
+	defer f.Close() // FileConn has a copy
+	c, err := net.FileConn(f)
+	if err != nil {
+		return nil, err
+	}
+	uc, ok := c.(*net.UnixConn)
+	if !ok {
+		_ = c.Close()
+		return nil, fmt.Errorf("launcher: descriptor %d is a %T", fd, c)
+	}
+	return &packetConn{c: uc, buf: make([]byte, maxMessage), oob: make([]byte, unix.CmsgSpace(maxRights*4))}, nil
+}
+
+func (p *packetConn) send(v any, fds ...int) error {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	if len(b) > maxMessage {
+		return fmt.Errorf("launcher: message of %d bytes", len(b))
+	}
+	var oob []byte
+	if len(fds) > 0 {
+		oob = unix.UnixRights(fds...)
+	}
+	p.wmu.Lock()
+	defer p.wmu.Unlock()
+	_, _, err = p.c.WriteMsgUnix(b, oob, nil)
+	return err
+}
+
+// recv reads one message. The descriptors are the caller's.
+func (p *packetConn) recv(v any) ([]int, error) {
+	n, oobn, flags, _, err := p.c.ReadMsgUnix(p.buf, p.oob)
+	if err != nil {
+		return nil, err
+	}
+	if n == 0 {
+		return nil, net.ErrClosed
+	}
+	var fds []int
+	if oobn > 0 {
+		msgs, err := unix.ParseSocketControlMessage(p.oob[:oobn])
+		if err != nil {
+			return nil, err
+		}
+		for i := range msgs {
+			got, err := unix.ParseUnixRights(&msgs[i])
+			if err != nil {
+				return nil, err
+			}
+			fds = append(fds, got...)
+		}
+	}
+	if flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 {
+		closeAll(fds)
+		return nil, errors.New("launcher: message too long")
+	}
+	if err := json.Unmarshal(p.buf[:n], v); err != nil {
+		closeAll(fds)
+		return nil, fmt.Errorf("launcher: %w", err)
+	}
+	return fds, nil
+}
+
+func closeAll(fds []int) {
+	for _, fd := range fds {
+		_ = unix.Close(fd)
+	}
+}

@@ -1,0 +1,155 @@
+package container
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/cgroup"
+	"github.com/opendsec/dsec/internal/chronusapi"
+)
+
+// shell is a container that is nobody's yet: chronus runs, or is starting, in
+// all its namespaces and serves the slot's socket.
+type shell struct {
+	mu      sync.Mutex // of destroy
+	slot    slot
+	group   *cgroup.Group
+	command *cgroup.CommandGroup // the first, until it is chronus's
+	proc    *process
+	userns  int // -1 once the root is composed
+	client  *chronusapi.Client
+	warm    bool
+}
+
+// newShell starts a shell. It does not wait for chronus.
+func (b *Backend) newShell(ctx context.Context) (_ *shell, err error) {
+	sh := &shell{userns: -1}
+	b.crash("slot")
+	if sh.slot, err = b.slots.acquire(); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, b.discard(context.WithoutCancel(ctx), sh))
+		}
+	}()
+	sh.client = chronusapi.NewClient(sh.dial(b))
+	b.crash("listen")
+	listener, err := b.slots.listen(sh.slot)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(listener)
+	b.crash("group")
+	if sh.group, err = b.tree.Acquire(ctx, int(sh.slot.base())); err != nil {
+		return nil, err
+	}
+	dir, err := sh.group.Open()
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(dir)
+	b.crash("start")
+	if sh.proc, sh.userns, err = b.launcher.startShell(ctx, sh.slot.base(), listener, dir); err != nil {
+		return nil, err
+	}
+	b.crash("command")
+	if sh.command, err = sh.group.AddCommandGroup(); err != nil {
+		return nil, err
+	}
+	return sh, nil
+}
+
+// await waits until chronus answers.
+func (sh *shell) await(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
+	defer cancel()
+	defer sh.untilDead(&ctx)()
+	if _, err := sh.client.Info(ctx); err != nil {
+		return sh.explain(err)
+	}
+	return nil
+}
+
+func (sh *shell) dial(b *Backend) func(context.Context) (net.Conn, error) {
+	return func(ctx context.Context) (net.Conn, error) { return b.slots.dial(ctx, sh.slot) }
+}
+
+// untilDead cancels ctx when PID 1 ends, because its socket would otherwise be
+// waited for until the deadline. The caller calls what it returns.
+func (sh *shell) untilDead(ctx *context.Context) func() {
+	watched, cancel := context.WithCancelCause(*ctx)
+	*ctx = watched
+	stop := make(chan struct{})
+	go func() {
+		select {
+		case <-sh.proc.done:
+			cancel(errDied)
+		case <-stop:
+		}
+	}()
+	return func() { close(stop); cancel(nil) }
+}
+
+var errDied = errors.New("PID 1 of the container ended before it was ready")
+
+func (sh *shell) explain(err error) error {
+	if errors.Is(err, errDied) {
+		return &dsec.Error{Code: dsec.CodeUnavailable, Message: "the container could not be started", Err: err}
+	}
+	return err
+}
+
+// destroy frees all that a shell is made of. It returns nil only once nothing
+// is left, and may be called again.
+func (sh *shell) destroy(ctx context.Context, b *Backend) error {
+	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
+	defer cancel()
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	if sh.client != nil {
+		_ = sh.client.Close()
+	}
+	if sh.userns >= 0 {
+		_ = unix.Close(sh.userns)
+		sh.userns = -1
+	}
+	if sh.command != nil {
+		_ = sh.command.Close()
+		sh.command = nil
+	}
+	b.crash("kill")
+	if sh.group != nil {
+		if err := sh.group.Kill(); err != nil {
+			return fmt.Errorf("kill: %w", err)
+		}
+	}
+	if sh.proc != nil {
+		if err := sh.proc.kill(); err != nil {
+			return fmt.Errorf("kill: %w", err)
+		}
+		if err := sh.proc.wait(ctx); err != nil {
+			return &dsec.Error{Code: dsec.CodeUnavailable, Message: "a process of the sandbox cannot be killed", Err: err}
+		}
+	}
+	b.crash("remove-group")
+	if sh.group != nil {
+		if err := sh.group.Remove(ctx); err != nil {
+			return fmt.Errorf("cgroups: %w", err)
+		}
+	}
+	return nil
+}
+
+// dropCommand closes the descriptors of the first command group, which chronus
+// has now.
+func (sh *shell) dropCommand() {
+	_ = sh.command.Close()
+	sh.command = nil
+}

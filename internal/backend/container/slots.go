@@ -1,0 +1,172 @@
+package container
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opendsec/dsec"
+)
+
+// slots hands out the numbers of containers. A number is a directory below
+// RunDir/slots and stands for a range of user IDs, so that no two containers
+// ever have the same: the directory is the first thing made of a container and
+// the last one removed. In it are
+//
+//	s   the socket of chronus
+//	id  a symlink whose target is the sandbox's ID, made at the claim in one step
+//
+// A slot without an id is a warm container of the edge that made it.
+type slots struct {
+	path string // RunDir/slots
+	dir  int
+	next atomic.Uint32
+}
+
+// slot is one of them, by number.
+type slot uint32
+
+const (
+	idsPerSlot = 1 << 16
+	firstID    = 1 << 30 // far above what distributions give to people and services
+	maxSlots   = 1 << 15
+)
+
+// base is the host's ID of root inside.
+func (s slot) base() uint32 { return firstID + uint32(s)*idsPerSlot }
+
+func (s slot) String() string { return strconv.Itoa(int(s)) }
+
+func openSlots(runDir string) (*slots, error) {
+	dir := runDir + "/slots"
+	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
+		return nil, err
+	}
+	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", dir, err)
+	}
+	s := &slots{path: dir, dir: fd}
+	s.next.Store(rand.Uint32N(maxSlots))
+	return s, nil
+}
+
+// remove removes the directory of the slots, which must be empty.
+func (s *slots) remove() error {
+	err := unix.Rmdir(s.path)
+	if err == unix.ENOENT {
+		return nil
+	}
+	return err
+}
+
+func (s *slots) close() { _ = unix.Close(s.dir) }
+
+// acquire takes the next free slot. A number comes again only after all others.
+func (s *slots) acquire() (slot, error) {
+	for range maxSlots {
+		n := slot(s.next.Add(1) % maxSlots)
+		switch err := unix.Mkdirat(s.dir, n.String(), 0o700); err {
+		case nil:
+			return n, nil
+		case unix.EEXIST:
+		default:
+			return 0, fmt.Errorf("slot: %w", err)
+		}
+	}
+	return 0, dsec.Errorf(dsec.CodeExhausted, "all %d container slots of this node are taken", maxSlots)
+}
+
+// release gives a slot back. It succeeds where the slot is already gone.
+func (s *slots) release(n slot) error {
+	for _, name := range []string{"/s", "/id"} {
+		if err := unix.Unlinkat(s.dir, n.String()+name, 0); err != nil && err != unix.ENOENT {
+			return fmt.Errorf("slot %s: %w", n, err)
+		}
+	}
+	if err := unix.Unlinkat(s.dir, n.String(), unix.AT_REMOVEDIR); err != nil && err != unix.ENOENT {
+		return fmt.Errorf("slot %s: %w", n, err)
+	}
+	return nil
+}
+
+// claim writes whose slot it is.
+func (s *slots) claim(n slot, id dsec.SandboxID) error {
+	if err := unix.Symlinkat(string(id), s.dir, n.String()+"/id"); err != nil {
+		return fmt.Errorf("slot %s: claim: %w", n, err)
+	}
+	return nil
+}
+
+// claimant returns whose slot it is; empty if nobody's.
+func (s *slots) claimant(n slot) dsec.SandboxID {
+	b := make([]byte, 64)
+	l, err := unix.Readlinkat(s.dir, n.String()+"/id", b)
+	if err != nil {
+		return ""
+	}
+	return dsec.SandboxID(b[:l])
+}
+
+// list returns every slot that is taken.
+func (s *slots) list() ([]slot, error) {
+	names, err := os.ReadDir(procPath(s.dir))
+	if err != nil {
+		return nil, err
+	}
+	all := make([]slot, 0, len(names))
+	for _, e := range names {
+		if n, err := strconv.ParseUint(e.Name(), 10, 32); err == nil && n < maxSlots {
+			all = append(all, slot(n))
+		}
+	}
+	slices.SortFunc(all, cmp.Compare[slot])
+	return all, nil
+}
+
+// socket is the path of chronus's socket. It goes through a descriptor because
+// an address holds 108 bytes, and RunDir may be longer.
+func (s *slots) socket(n slot) string {
+	return strings.Join([]string{procPath(s.dir), n.String(), "s"}, "/")
+}
+
+// listen makes the socket that chronus serves. Connections wait in it until
+// chronus has started.
+func (s *slots) listen(n slot) (int, error) {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return -1, fmt.Errorf("socket: %w", err)
+	}
+	if err := unix.Bind(fd, &unix.SockaddrUnix{Name: s.socket(n)}); err != nil {
+		_ = unix.Close(fd)
+		return -1, fmt.Errorf("socket: bind: %w", err)
+	}
+	if err := unix.Listen(fd, 128); err != nil {
+		_ = unix.Close(fd)
+		return -1, fmt.Errorf("socket: listen: %w", err)
+	}
+	return fd, nil
+}
+
+// dial connects to chronus.
+func (s *slots) dial(ctx context.Context, n slot) (net.Conn, error) {
+	var d net.Dialer
+	c, err := d.DialContext(ctx, "unix", s.socket(n))
+	if err != nil {
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
+		return nil, &dsec.Error{Code: dsec.CodeUnavailable, Message: "the sandbox's chronus cannot be reached", Err: err}
+	}
+	return c, nil
+}
