@@ -39,6 +39,8 @@ var magics = []struct {
 	{0, "\x04\x22\x4d\x18", "an lz4 stream"},
 	{0, "070701", "a cpio archive"},
 	{0, "!<arch>", "an ar archive"},
+	{0, "\x1f\x8b", "a gzip stream in a compressed stream"},
+	{0, "\x28\xb5\x2f\xfd", "a zstd stream in a compressed stream"},
 }
 
 // headSize is how much of a stream is looked at.
@@ -77,41 +79,62 @@ func isTar(head []byte) bool {
 
 // open tells what the stream holds and gives the tar stream in it. The closer
 // frees the decompressor.
-func (c *converter) open(r io.Reader) (tar io.Reader, close func(), err error) {
+func (c *converter) open(r io.Reader) (tar io.Reader, done func(), err error) {
 	counted := &counter{r: r}
 	br := bufio.NewReaderSize(counted, 1<<20)
 	head, err := br.Peek(headSize)
 	if err != nil && err != io.EOF {
 		return nil, nil, err
 	}
-	if len(head) == 0 {
-		return nil, nil, dsec.Invalid("data", "empty, want a tar archive")
-	}
+	done = func() {}
+	packed := &inflated{c: c, in: counted}
 	switch {
+	case len(head) == 0:
+		return nil, nil, dsec.Invalid("data", "empty, want a tar archive")
 	case bytes.HasPrefix(head, gzipMagic):
 		zr, err := gzip.NewReader(br)
 		if err != nil {
-			return nil, nil, dsec.Invalid("data", "not a gzip stream: %v", err)
+			return nil, nil, packed.damaged(err)
 		}
-		return &inflated{c: c, r: zr, in: counted}, func() { _ = zr.Close() }, nil
+		packed.r, done = zr, func() { _ = zr.Close() }
 	case bytes.HasPrefix(head, zstdMagic):
 		zr, err := zstd.NewReader(br, zstd.WithDecoderMaxWindow(c.limits.WindowBytes), zstd.WithDecoderConcurrency(2))
 		if err != nil {
-			return nil, nil, dsec.Invalid("data", "not a zstd stream: %v", err)
+			return nil, nil, packed.damaged(err)
 		}
-		return &inflated{c: c, r: zr, in: counted}, zr.Close, nil
-	case isTar(head):
-		return br, func() {}, nil
+		packed.r, done = zr, zr.Close
+	default:
+		return br, done, checkTar(head)
+	}
+	br = bufio.NewReaderSize(packed, 256<<10)
+	head, err = br.Peek(headSize)
+	if err == nil || err == io.EOF {
+		err = checkTar(head)
+	}
+	if err != nil {
+		done()
+		return nil, nil, err
+	}
+	return unpacked{br}, done, nil
+}
+
+// unpacked is a tar stream that was compressed.
+type unpacked struct{ io.Reader }
+
+// checkTar refuses what is not a tar stream, by name where it is known.
+func checkTar(head []byte) error {
+	if isTar(head) {
+		return nil
 	}
 	for _, m := range magics {
 		if len(head) > m.off && bytes.HasPrefix(head[m.off:], []byte(m.magic)) {
-			return nil, nil, dsec.Invalid("data", "%s, want a tar archive (plain, gzip or zstd)", m.what)
+			return dsec.Invalid("data", "%s, want a tar archive (plain, gzip or zstd)", m.what)
 		}
 	}
 	if len(head) >= 1024 && bytes.Equal(head[:1024], zeros[:1024]) {
-		return br, func() {}, nil // an archive without entries
+		return nil // an archive without entries
 	}
-	return nil, nil, dsec.Invalid("data", "not a tar archive (plain, gzip or zstd)")
+	return dsec.Invalid("data", "not a tar archive (plain, gzip or zstd)")
 }
 
 // counter counts what a decompressor took.
@@ -148,8 +171,13 @@ func (z *inflated) Read(p []byte) (int, error) {
 	if err == nil || err == io.EOF {
 		return n, err
 	}
+	return n, z.damaged(err)
+}
+
+// damaged is the error of a decompressor, unless it had no chance.
+func (z *inflated) damaged(err error) error {
 	if cause := z.in.err.Load(); cause != nil {
-		return n, *cause // the stream broke off: not the archive's fault
+		return *cause // the stream broke off: not the archive's fault
 	}
-	return n, dsec.Invalid("data", "damaged compressed stream: %v", err)
+	return dsec.Invalid("data", "damaged compressed stream: %v", err)
 }

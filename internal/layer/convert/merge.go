@@ -46,7 +46,7 @@ func (c *converter) mergeLayer(t *tree, b blob) error {
 	}
 	defer done()
 	h := sha256.New()
-	_, packed := in.(*inflated)
+	_, packed := in.(unpacked)
 	// A layer that is not compressed is in the scratch already.
 	src := &source{c: c, r: in, hash: h, keep: packed, off: b.off}
 	if err := c.apply(t, src, true); err != nil {
