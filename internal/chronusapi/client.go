@@ -197,6 +197,10 @@ func (k *call) broken(err error) error {
 	if err == errMalformed {
 		return &dsec.Error{Code: k.lost, Message: "chronus sent a malformed message", Err: err}
 	}
+	if err == io.EOF {
+		// Nobody who asks errors.Is(err, io.EOF) may take it for a good end.
+		err = io.ErrUnexpectedEOF
+	}
 	return &dsec.Error{Code: k.lost, Message: "the connection to chronus broke", Err: err}
 }
 

@@ -70,6 +70,9 @@ type Config struct {
 	// Crash, where set, is called with the name of each step in CrashSteps
 	// before it. The crash suite kills the process there; nothing else sets it.
 	Crash func(step string)
+
+	// clock is the time since boot; tests have their own.
+	clock func() time.Duration
 }
 
 // Layers is what the edge needs of the node's layer store; *layer.Store is one.
@@ -109,6 +112,9 @@ func (c Config) withDefaults() Config {
 		c.Logger = slog.Default()
 	}
 	c.Logger = c.Logger.With("component", "edge")
+	if c.clock == nil {
+		c.clock = bootClock
+	}
 	if c.Crash == nil {
 		c.Crash = func(string) {}
 	}

@@ -86,7 +86,7 @@ func New(cfg Config) (*Edge, error) {
 	}
 	e := &Edge{
 		cfg: cfg, log: cfg.Logger, backends: make(map[dsec.Kind]*offer),
-		clock: bootClock, creates: make(chan struct{}, cfg.CreateConcurrency), quiet: make(chan struct{}, 1),
+		clock: cfg.clock, creates: make(chan struct{}, cfg.CreateConcurrency), quiet: make(chan struct{}, 1),
 		sandboxes: make(map[dsec.SandboxID]*sandbox), keys: make(map[requestKey]*sandbox),
 	}
 	e.closing, e.close = context.WithCancelCause(context.Background())

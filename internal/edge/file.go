@@ -2,7 +2,6 @@ package edge
 
 import (
 	"context"
-	"errors"
 	"io"
 
 	"connectrpc.com/connect"
@@ -184,7 +183,7 @@ func sendFile(stream *connect.ServerStream[dsecv1.FileChunk], r io.ReadCloser, e
 				return err
 			}
 		}
-		if errors.Is(err, io.EOF) {
+		if err == io.EOF { //nolint:errorlint // wrapped it would be a broken stream
 			return nil
 		}
 		if err != nil {

@@ -74,7 +74,7 @@ func (c *call) runCommand(m *dsecv1.RunCommandRequest, out *sender) error {
 	defer ev.Close()
 	for {
 		e, err := stream.Next()
-		if errors.Is(err, io.EOF) {
+		if err == io.EOF { //nolint:errorlint // wrapped it would be a broken stream
 			return nil
 		}
 		if err != nil {

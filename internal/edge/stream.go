@@ -91,7 +91,7 @@ func (ev *events) Next() (chronusapi.Event, error) {
 			}
 			return e, nil
 		}
-		if errors.Is(err, io.EOF) || ev.process == 0 || ev.c.ctx.Err() != nil || dsec.CodeOf(err) != dsec.CodeUnavailable {
+		if err == io.EOF || ev.process == 0 || ev.c.ctx.Err() != nil || dsec.CodeOf(err) != dsec.CodeUnavailable {
 			return e, err
 		}
 		if !ev.reattach() {
@@ -132,6 +132,11 @@ func (ev *events) Close() {
 func (ev *events) kill() {
 	if ev.process == 0 {
 		return
+	}
+	select {
+	case <-ev.c.inst.Done():
+		return // and all its processes with it
+	default:
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ev.c.ctx), killTimeout)
 	defer cancel()
@@ -212,7 +217,7 @@ func (ev *events) forward(out *sender) error {
 	exited := false
 	for {
 		e, err := ev.Next()
-		if errors.Is(err, io.EOF) {
+		if err == io.EOF { //nolint:errorlint // wrapped it would be a broken stream
 			return nil
 		}
 		if err != nil {
