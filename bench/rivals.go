@@ -315,7 +315,7 @@ func hybridForCrun(work string) func() {
 	return func() { _ = unix.Unmount(dir, unix.MNT_DETACH) }
 }
 
-// removePodmanParent returns what removes the empty cgroup that podman leaves
+// removePodmanParent returns what removes the empty cgroups that podman leaves
 // in every hierarchy, unless it was there before.
 func removePodmanParent() func() {
 	places := func() []string {
@@ -328,7 +328,10 @@ func removePodmanParent() func() {
 	}
 	return func() {
 		for _, dir := range places() {
-			_ = unix.Rmdir(dir) // refuses what is not empty
+			below, _ := filepath.Glob(dir + "/*/")
+			for _, d := range append(below, dir) {
+				_ = unix.Rmdir(d) // refuses what is in use
+			}
 		}
 	}
 }
