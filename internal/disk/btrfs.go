@@ -1,0 +1,355 @@
+package disk
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opendsec/dsec"
+)
+
+// btrfs keeps all volumes in one image: Dir/btrfs.img, mounted at Dir/btrfs. A
+// volume is a subvolume; simple quotas charge data and metadata to the
+// subvolume that wrote them, and cost nothing at commit, unlike full ones.
+type btrfs struct {
+	s     *Store
+	fd    int    // of the mount
+	sysfs string // /sys/fs/btrfs/<uuid>
+
+	dirty chan struct{} // a removal wants the cleaner to run
+}
+
+const (
+	imageName = "btrfs.img"
+	mountName = "btrfs"
+)
+
+// minImage is the least size at which btrfs works well.
+const minImage = 256 << 20
+
+func openBtrfs(s *Store) (driver, error) {
+	if !kernelHas("btrfs") {
+		return nil, unsupported("the kernel has no btrfs")
+	}
+	b := &btrfs{s: s, fd: -1, dirty: make(chan struct{}, 1)}
+	if err := b.mount(); err != nil {
+		return nil, err
+	}
+	if err := b.enableQuota(); err != nil {
+		return nil, errors.Join(err, b.close(), b.destroy())
+	}
+	s.wg.Go(b.clean)
+	return b, nil
+}
+
+func kernelHas(fstype string) bool {
+	list, err := os.ReadFile("/proc/filesystems")
+	return err == nil && bytes.Contains(list, []byte("\t"+fstype+"\n"))
+}
+
+// mount brings the image up: found mounted by an earlier edge, mounted, or
+// made. One that does not mount is put aside: it holds nothing but scratch.
+func (b *btrfs) mount() error {
+	dir, image := b.s.path(mountName), b.s.path(imageName)
+	if err := b.s.root.Mkdir(mountName, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
+		return err
+	}
+	magic, yes, err := mounted(dir)
+	if err != nil {
+		return err
+	}
+	if yes && magic != unix.BTRFS_SUPER_MAGIC {
+		return dsec.Errorf(dsec.CodeConflict, "another file system is mounted at %s", dir)
+	}
+	if !yes {
+		if _, err := os.Lstat(image); errors.Is(err, os.ErrNotExist) {
+			if err := b.makeImage(image); err != nil {
+				return err
+			}
+		}
+		err := mountImage(image, dir, "btrfs", btrfsOptions)
+		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EUCLEAN) || errors.Is(err, unix.EIO) {
+			b.s.log.Error("disk image does not mount, starting with an empty one", "image", image, "err", err)
+			err = b.replaceImage(image, dir)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if b.fd, err = unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err != nil {
+		return err
+	}
+	var info fsInfo
+	if err := ioctl(b.fd, iocFSInfo, &info); err != nil {
+		return errors.Join(fmt.Errorf("btrfs: fs info: %w", err), b.close())
+	}
+	u := info.uuid
+	b.sysfs = fmt.Sprintf("/sys/fs/btrfs/%x-%x-%x-%x-%x", u[:4], u[4:6], u[6:8], u[8:10], u[10:])
+	return nil
+}
+
+// btrfsOptions: no data checksums and no copy on write for scratch, and no
+// discard, so that the image keeps the blocks that were allocated for it and a
+// full node cannot fail its writes.
+const btrfsOptions = "nodatacow,nodiscard,space_cache=v2"
+
+func (b *btrfs) makeImage(image string) error {
+	mkfs, err := exec.LookPath("mkfs.btrfs")
+	if err != nil {
+		return unsupported("mkfs.btrfs is not installed")
+	}
+	size := b.s.opts.ImageBytes
+	if size == 0 {
+		var st unix.Statfs_t
+		if err := unix.Statfs(b.s.opts.Dir, &st); err != nil {
+			return err
+		}
+		size = int64(st.Bavail) * st.Bsize / 2
+	}
+	if size &^= 1<<20 - 1; size < minImage {
+		return unsupported("an image of %d MiB is too small, want at least %d", size>>20, minImage>>20)
+	}
+	// Made under another name: a crash leaves no half-made image.
+	tmp := image + ".new"
+	f, err := os.OpenFile(tmp, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	defer os.Remove(tmp)
+	err = unix.Fallocate(int(f.Fd()), 0, 0, size)
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		err = f.Truncate(size)
+	}
+	if err = errors.Join(err, f.Close()); err != nil {
+		return fmt.Errorf("image of %d bytes: %w", size, err)
+	}
+	out, err := exec.Command(mkfs, "--quiet", "--nodiscard", "--metadata", "single", "--data", "single", "--label", "dsec", tmp).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("mkfs.btrfs: %w: %s", err, bytes.TrimSpace(out))
+	}
+	return os.Rename(tmp, image)
+}
+
+// replaceImage puts a damaged image aside, but only once a new one is mounted.
+func (b *btrfs) replaceImage(image, dir string) error {
+	fresh := image + ".fresh"
+	if err := b.makeImage(fresh); err != nil {
+		return err
+	}
+	if err := mountImage(fresh, dir, "btrfs", btrfsOptions); err != nil {
+		return errors.Join(err, os.Remove(fresh))
+	}
+	return errors.Join(os.Rename(image, image+".damaged"), os.Rename(fresh, image))
+}
+
+func mountImage(image, dir, fstype, options string) error {
+	dev, err := attachLoop(image)
+	if err != nil {
+		return err
+	}
+	defer dev.Close()
+	return mount(dev.Name(), dir, fstype, options)
+}
+
+func (b *btrfs) enableQuota() error {
+	if mode, err := os.ReadFile(b.sysfs + "/qgroups/mode"); err == nil {
+		if string(bytes.TrimSpace(mode)) == "squota" {
+			return nil
+		}
+		return unsupported("the image has full quotas")
+	}
+	args := quotaCtl{cmd: quotaEnableSimple}
+	if err := ioctl(b.fd, iocQuotaCtl, &args); err != nil {
+		return unsupported("simple quotas: %w", err)
+	}
+	return nil
+}
+
+func (b *btrfs) name() string { return "btrfs" }
+func (b *btrfs) inodes() bool { return false }
+
+func (b *btrfs) create(_ context.Context, id string, req Request) (int, error) {
+	var args volArgs
+	copy(args.name[:len(args.name)-1], id)
+	if err := ioctl(b.fd, iocSubvolCreate, &args); err != nil {
+		return -1, fmt.Errorf("btrfs: create subvolume: %w", err)
+	}
+	// Not O_PATH: the limit is set through it.
+	fd, err := unix.Openat(b.fd, id, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, fmt.Errorf("btrfs: open subvolume: %w", err)
+	}
+	limit := qgroupLimit{flags: limitReferenced, maxReferenced: uint64(req.Bytes)} // of fd's own qgroup
+	if err := ioctl(fd, iocQgroupLimit, &limit); err != nil {
+		_ = unix.Close(fd)
+		return -1, fmt.Errorf("btrfs: limit: %w", err)
+	}
+	return fd, nil
+}
+
+func (b *btrfs) open(id string) (int, error) { return openDirAt(b.fd, id) }
+
+// usage reads the live counter; the quota tree is up to date only at commits.
+func (b *btrfs) usage(id string) (Usage, error) {
+	fd, err := b.open(id)
+	if err != nil {
+		return Usage{}, err
+	}
+	defer unix.Close(fd)
+	n, err := b.subvolID(fd)
+	if err != nil {
+		return Usage{}, err
+	}
+	text, err := os.ReadFile(fmt.Sprintf("%s/qgroups/0_%d/referenced", b.sysfs, n))
+	if err != nil {
+		return Usage{}, err
+	}
+	used, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
+	return Usage{Bytes: used}, err
+}
+
+func (b *btrfs) subvolID(dir int) (uint64, error) {
+	fd, err := unix.Openat(dir, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return 0, err
+	}
+	defer unix.Close(fd)
+	args := inoLookup{objectid: firstFree}
+	if err := ioctl(fd, iocInoLookup, &args); err != nil {
+		return 0, fmt.Errorf("btrfs: subvolume id: %w", err)
+	}
+	return args.treeid, nil
+}
+
+func (b *btrfs) remove(_ context.Context, id string) error {
+	var args volArgs
+	copy(args.name[:len(args.name)-1], id)
+	if err := ioctl(b.fd, iocSnapDestroy, &args); err != nil {
+		return fmt.Errorf("btrfs: remove subvolume: %w", err)
+	}
+	select {
+	case b.dirty <- struct{}{}:
+	default:
+	}
+	return nil
+}
+
+// cleanEvery bounds how long removed volumes keep their space while the node
+// is busy. By itself the kernel waits up to 30 s.
+const cleanEvery = 500 * time.Millisecond
+
+// clean has the kernel free removed subvolumes: one commit wakes its cleaner,
+// and one after that gives back what the cleaner freed.
+func (b *btrfs) clean() {
+	for {
+		select {
+		case <-b.s.stop:
+			return
+		case <-b.dirty:
+		}
+		for range 2 {
+			_, _, e := unix.Syscall(unix.SYS_IOCTL, uintptr(b.fd), iocSync, 0)
+			if e != 0 {
+				b.s.log.Warn("btrfs sync", "err", e)
+			}
+			select {
+			case <-b.s.stop:
+				return
+			case <-time.After(cleanEvery):
+			}
+		}
+	}
+}
+
+func (b *btrfs) list() ([]string, error) {
+	entries, err := os.ReadDir(b.s.path(mountName))
+	if err != nil {
+		return nil, err
+	}
+	var ids []string
+	for _, e := range entries {
+		ids = append(ids, e.Name())
+	}
+	return ids, nil
+}
+
+func (b *btrfs) close() error {
+	if b.fd < 0 {
+		return nil
+	}
+	fd := b.fd
+	b.fd = -1
+	return unix.Close(fd)
+}
+
+func (b *btrfs) destroy() error {
+	dir := b.s.path(mountName)
+	if err := unix.Unmount(dir, 0); err != nil && !errors.Is(err, unix.EINVAL) {
+		return fmt.Errorf("unmount %s: %w", dir, err)
+	}
+	images, err := filepath.Glob(b.s.path(imageName + "*"))
+	errs := []error{err, os.Remove(dir)}
+	for _, image := range images {
+		errs = append(errs, os.Remove(image))
+	}
+	return errors.Join(errs...)
+}
+
+// What the kernel's btrfs.h calls these. They are the same on every
+// little-endian 64-bit architecture.
+const (
+	iocSubvolCreate = 0x5000940e // _IOW(0x94, 14, volArgs)
+	iocSnapDestroy  = 0x5000940f // _IOW(0x94, 15, volArgs)
+	iocInoLookup    = 0xd0009412 // _IOWR(0x94, 18, inoLookup)
+	iocFSInfo       = 0x8400941f // _IOR(0x94, 31, fsInfo)
+	iocQuotaCtl     = 0xc0109428 // _IOWR(0x94, 40, quotaCtl)
+	iocQgroupLimit  = 0x8030942b // _IOR(0x94, 43, qgroupLimit)
+	iocSync         = 0x9408     // _IO(0x94, 8)
+
+	quotaEnableSimple = 4
+	limitReferenced   = 1
+	firstFree         = 256 // inode of a subvolume's top directory
+)
+
+type volArgs struct {
+	fd   int64
+	name [4088]byte
+}
+
+type inoLookup struct {
+	treeid   uint64
+	objectid uint64
+	name     [4080]byte
+}
+
+type quotaCtl struct{ cmd, status uint64 }
+
+type qgroupLimit struct {
+	qgroup                                                                    uint64
+	flags, maxReferenced, maxExclusive, reservedReferenced, reservedExclusive uint64
+}
+
+type fsInfo struct {
+	maxID, numDevices uint64
+	uuid              [16]byte
+	rest              [1024 - 32]byte
+}
+
+// The sizes are part of the request numbers.
+var (
+	_ [4096]byte = [unsafe.Sizeof(volArgs{})]byte{}
+	_ [4096]byte = [unsafe.Sizeof(inoLookup{})]byte{}
+	_ [16]byte   = [unsafe.Sizeof(quotaCtl{})]byte{}
+	_ [48]byte   = [unsafe.Sizeof(qgroupLimit{})]byte{}
+	_ [1024]byte = [unsafe.Sizeof(fsInfo{})]byte{}
+)

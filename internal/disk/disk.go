@@ -1,0 +1,335 @@
+// Package disk gives each sandbox a writable volume that holds so many bytes
+// and files and no more.
+//
+// The words: a Store is one directory of the node and what holds its volumes;
+// a Volume is the writable layer of one sandbox, a directory with two in it,
+// upper and work, ready for overlayfs; a driver is a way to bound one:
+//
+//	project  a project quota of the file system that the Store's directory is on
+//	btrfs    a subvolume of one image that all sandboxes share, with simple quotas (Linux 6.7)
+//	ext4     an image per volume, without a journal, on a loop device
+//	tmpfs    memory; only where asked for, since filling it is an OOM
+//
+// Volumes are named by the sandbox's ID and survive the edge: a new Store on
+// the same directory has them all. What it holds is scratch: nothing here is
+// synced, and after a loss of power a Store may start empty.
+//
+// Nothing here opens a path below upper. Removal drops a whole subvolume,
+// image or mount; where it must walk a tree that programs of a sandbox made
+// (project), it goes by descriptors and follows no links.
+package disk
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opendsec/dsec"
+)
+
+// Options configure a Store.
+type Options struct {
+	// Dir is the Store's own directory, on the disk that volumes use. It is made
+	// if it is missing.
+	Dir string
+	// Driver forces one; empty picks the first of project, btrfs and ext4 that works.
+	Driver string
+	// ImageBytes is the size of the image that the btrfs driver makes, allocated
+	// at once; 0 is half of what is free. An image that is there keeps its size.
+	ImageBytes int64
+	Log        *slog.Logger
+}
+
+// Request is what a volume must hold.
+type Request struct {
+	Bytes  int64 // above 0
+	Inodes int64 // 0 is no limit of their own
+	// UID and GID are the host's ids of root inside the sandbox; upper and work
+	// are theirs.
+	UID, GID int
+}
+
+// Usage is what a volume holds.
+type Usage struct {
+	Bytes  int64
+	Inodes int64 // 0 where the driver does not count them
+}
+
+// Store makes volumes.
+type Store struct {
+	opts   Options
+	root   *os.Root // of Dir
+	driver driver
+	log    *slog.Logger
+
+	wg   sync.WaitGroup // removals that go on in the background
+	stop chan struct{}
+}
+
+// driver is one way to bound a volume. All are safe for use by many.
+type driver interface {
+	name() string
+	// inodes tells whether a limit on files is kept apart from that on bytes.
+	inodes() bool
+	// create makes the empty volume and returns a descriptor of its top directory.
+	create(ctx context.Context, id string, req Request) (int, error)
+	// open returns a descriptor of a volume's top directory; ENOENT if there is none.
+	open(id string) (int, error)
+	usage(id string) (Usage, error)
+	// remove makes the volume go from list at once; space may come back later.
+	remove(ctx context.Context, id string) error
+	// list has volumes in any state, half-made ones too.
+	list() ([]string, error)
+	// close ends what the driver runs, and leaves volumes as they are.
+	close() error
+	// destroy removes what the driver made for all volumes together.
+	destroy() error
+}
+
+// drivers in the order in which they are tried. A probe's error has code
+// unsupported where the host cannot; any other error ends the search, since it
+// would hide a fault.
+var drivers = []struct {
+	name string
+	open func(*Store) (driver, error)
+}{
+	{"project", openProject},
+	{"btrfs", openBtrfs},
+	{"ext4", openExt4},
+	{"tmpfs", openTmpfs},
+}
+
+// Open opens the Store in opts.Dir, with the volumes that are in it.
+func Open(opts Options) (*Store, error) {
+	if opts.Log == nil {
+		opts.Log = slog.New(slog.DiscardHandler)
+	}
+	if err := os.MkdirAll(opts.Dir, 0o700); err != nil {
+		return nil, err
+	}
+	root, err := os.OpenRoot(opts.Dir)
+	if err != nil {
+		return nil, err
+	}
+	s := &Store{opts: opts, root: root, log: opts.Log, stop: make(chan struct{})}
+	var notes []error
+	for _, d := range drivers {
+		if opts.Driver != d.name && (opts.Driver != "" || d.name == "tmpfs") {
+			continue
+		}
+		s.driver, err = d.open(s)
+		if err == nil {
+			s.log.Info("disk", "driver", d.name, "notes", errors.Join(notes...))
+			return s, nil
+		}
+		err = fmt.Errorf("disk: %s: %w", d.name, err)
+		if dsec.CodeOf(err) != dsec.CodeUnsupported {
+			_ = root.Close()
+			return nil, err
+		}
+		notes = append(notes, err)
+	}
+	_ = root.Close()
+	if len(notes) == 0 {
+		return nil, dsec.Invalid("disk.driver", "want project, btrfs, ext4 or tmpfs, have %q", opts.Driver)
+	}
+	return nil, dsec.Errorf(dsec.CodeUnsupported, "disk: no driver works here: %w", errors.Join(notes...))
+}
+
+// Driver names the driver in use.
+func (s *Store) Driver() string { return s.driver.name() }
+
+// CountsInodes tells whether Request.Inodes is enforced by itself. On btrfs it
+// is not: files take bytes of the volume, 0.36 KiB for an empty one.
+func (s *Store) CountsInodes() bool { return s.driver.inodes() }
+
+// Volume is one sandbox's. It holds no descriptor.
+type Volume struct {
+	store *Store
+	id    dsec.SandboxID
+	req   Request // zero after Recover
+}
+
+// Create makes an empty volume.
+func (s *Store) Create(ctx context.Context, id dsec.SandboxID, req Request) (*Volume, error) {
+	if _, err := dsec.ParseSandboxID(string(id)); err != nil {
+		return nil, err // the ID becomes a name in a directory
+	}
+	if req.Bytes <= 0 {
+		return nil, dsec.Invalid("limits.disk_bytes", "want more than 0, have %d", req.Bytes)
+	}
+	if req.Inodes < 0 {
+		return nil, dsec.Invalid("limits.disk_inodes", "want 0 or more, have %d", req.Inodes)
+	}
+	fd, err := s.driver.create(ctx, string(id), req)
+	if errors.Is(err, fs.ErrExist) {
+		return nil, dsec.Errorf(dsec.CodeConflict, "disk: the sandbox has a volume")
+	}
+	if err == nil {
+		err = populate(fd, req)
+		_ = unix.Close(fd)
+	}
+	v := &Volume{store: s, id: id, req: req}
+	if err != nil {
+		err = errors.Join(err, v.Remove(context.WithoutCancel(ctx)))
+		if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+			return nil, &dsec.Error{Code: dsec.CodeExhausted, Field: "limits.disk_bytes", Message: "the node's disk has no room for the volume", Err: err}
+		}
+		return nil, err
+	}
+	return v, nil
+}
+
+// populate makes the two directories in a volume that nobody has seen yet.
+func populate(fd int, req Request) error {
+	for name, mode := range map[string]uint32{"upper": 0o755, "work": 0o700} {
+		if err := unix.Mkdirat(fd, name, mode); err != nil {
+			return fmt.Errorf("disk: mkdir %s: %w", name, err)
+		}
+		// mkdir is subject to the umask.
+		if err := unix.Fchmodat(fd, name, mode, 0); err != nil {
+			return fmt.Errorf("disk: chmod %s: %w", name, err)
+		}
+		if err := unix.Fchownat(fd, name, req.UID, req.GID, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+			return fmt.Errorf("disk: chown %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// Recover returns the volume of a sandbox after a restart. Its error has code
+// lost where there is none.
+func (s *Store) Recover(id dsec.SandboxID) (*Volume, error) {
+	v := &Volume{store: s, id: id}
+	fd, err := v.Open()
+	if err != nil {
+		return nil, err
+	}
+	return v, unix.Close(fd)
+}
+
+// Open returns a descriptor, O_PATH|O_DIRECTORY|O_CLOEXEC, of the directory that
+// has upper and work in it. The caller closes it.
+func (v *Volume) Open() (int, error) {
+	if _, err := dsec.ParseSandboxID(string(v.id)); err != nil {
+		return -1, err
+	}
+	fd, err := v.store.driver.open(string(v.id))
+	if errors.Is(err, fs.ErrNotExist) {
+		return -1, dsec.Errorf(dsec.CodeLost, "disk: the sandbox's volume is gone")
+	}
+	return fd, err
+}
+
+// Usage tells what the volume holds now.
+func (v *Volume) Usage() (Usage, error) {
+	u, err := v.store.driver.usage(string(v.id))
+	if errors.Is(err, fs.ErrNotExist) {
+		return u, dsec.Errorf(dsec.CodeLost, "disk: the sandbox's volume is gone")
+	}
+	return u, err
+}
+
+// Remove removes the volume. When it returns nil the volume is gone by name,
+// and its space comes back soon. It may be called again.
+func (v *Volume) Remove(ctx context.Context) error {
+	return v.store.remove(ctx, string(v.id))
+}
+
+func (s *Store) remove(ctx context.Context, id string) error {
+	err := s.driver.remove(ctx, id)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// Sweep removes every volume that is not of a sandbox in keep, whatever state
+// a crash left it in.
+func (s *Store) Sweep(ctx context.Context, keep map[dsec.SandboxID]bool) error {
+	ids, err := s.driver.list()
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, id := range ids {
+		if !keep[dsec.SandboxID(id)] {
+			errs = append(errs, s.remove(ctx, id))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Close waits for what removals left to do. Volumes and mounts stay for the
+// next Store, and for the sandboxes that use them.
+func (s *Store) Close() error {
+	close(s.stop)
+	s.wg.Wait()
+	return errors.Join(s.driver.close(), s.root.Close())
+}
+
+// Destroy is Close, and the end of the Store: image, mounts and all. No volume
+// may be in use.
+func (s *Store) Destroy(ctx context.Context) error {
+	err := s.Sweep(ctx, nil)
+	close(s.stop)
+	s.wg.Wait()
+	return errors.Join(err, s.driver.close(), s.driver.destroy(), s.root.Close())
+}
+
+// unsupported marks a probe's answer.
+func unsupported(format string, args ...any) error {
+	return dsec.Errorf(dsec.CodeUnsupported, format, args...)
+}
+
+// openDirAt opens a directory below a descriptor for its own sake: no link, no
+// other mount than is at the name itself.
+func openDirAt(dir int, name string) (int, error) {
+	fd, err := unix.Openat2(dir, name, &unix.OpenHow{
+		Flags:   unix.O_PATH | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC,
+		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS,
+	})
+	if err != nil {
+		return -1, &fs.PathError{Op: "open", Path: name, Err: err}
+	}
+	return fd, nil
+}
+
+// path is a path in the Store's directory, for mount(2) and programs.
+func (s *Store) path(elem ...string) string {
+	return filepath.Join(append([]string{s.opts.Dir}, elem...)...)
+}
+
+// mounted tells whether something is mounted at a path, and its file system type.
+func mounted(dir string) (magic int64, yes bool, err error) {
+	var here, above unix.Stat_t
+	if err := unix.Lstat(dir, &here); err != nil {
+		return 0, false, &fs.PathError{Op: "stat", Path: dir, Err: err}
+	}
+	if err := unix.Lstat(filepath.Dir(dir), &above); err != nil {
+		return 0, false, err
+	}
+	var st unix.Statfs_t
+	if err := unix.Statfs(dir, &st); err != nil {
+		return 0, false, err
+	}
+	return st.Type, here.Dev != above.Dev, nil
+}
+
+// mount mounts and keeps the mount from spreading to other namespaces.
+func mount(source, dir, fstype string, options string) error {
+	if err := unix.Mount(source, dir, fstype, unix.MS_NODEV|unix.MS_NOSUID|unix.MS_NOATIME, options); err != nil {
+		return fmt.Errorf("mount %s at %s: %w", fstype, dir, err)
+	}
+	if err := unix.Mount("", dir, "", unix.MS_PRIVATE, ""); err != nil {
+		return errors.Join(fmt.Errorf("make %s private: %w", dir, err), unix.Unmount(dir, unix.MNT_DETACH))
+	}
+	return nil
+}

@@ -1,0 +1,433 @@
+package disk
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/testutil"
+)
+
+const (
+	idA   = dsec.SandboxID("aaaaabbbbbbbbbbbbbbbbbbbb")
+	idB   = dsec.SandboxID("aaaaacccccccccccccccccccc")
+	owner = 231072
+)
+
+func open(t testing.TB, dir, driver string) *Store {
+	t.Helper()
+	s, err := Open(Options{Dir: dir, Driver: driver, ImageBytes: 512 << 20, Log: testutil.Logger(t)})
+	if err != nil && dsec.CodeOf(err) == dsec.CodeUnsupported {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func openStore(t testing.TB, driver string) *Store {
+	t.Helper()
+	testutil.Require(t, testutil.Root)
+	dir := testutil.Dir(t)
+	testutil.Ledger(t, filepath.Base(dir))
+	s := open(t, filepath.Join(dir, "disk"), driver)
+	t.Cleanup(func() {
+		if err := s.Destroy(context.Background()); err != nil {
+			t.Error(err)
+		}
+		if left, err := os.ReadDir(s.opts.Dir); err != nil || len(left) > 0 {
+			t.Errorf("left in the store's directory: %v, %v", left, err)
+		}
+	})
+	return s
+}
+
+func each(t *testing.T, f func(t *testing.T, s *Store)) {
+	for _, d := range drivers {
+		t.Run(d.name, func(t *testing.T) { f(t, openStore(t, d.name)) })
+	}
+}
+
+func create(t testing.TB, s *Store, id dsec.SandboxID, bytes, inodes int64) *Volume {
+	t.Helper()
+	v, err := s.Create(context.Background(), id, Request{Bytes: bytes, Inodes: inodes, UID: owner, GID: owner})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := v.Remove(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	return v
+}
+
+// upper is a path to a volume's upper directory, for the test's own use.
+func upper(t testing.TB, v *Volume) string {
+	t.Helper()
+	path, done := use(t, v)
+	t.Cleanup(done)
+	return path
+}
+
+// use is upper until done: an open volume keeps its space when it is removed.
+func use(t testing.TB, v *Volume) (path string, done func()) {
+	t.Helper()
+	fd, err := v.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fmt.Sprintf("/proc/self/fd/%d/upper", fd), func() { _ = unix.Close(fd) }
+}
+
+// fill writes a file until it is refused, and returns how much went in.
+func fill(t testing.TB, path string) (int64, error) {
+	t.Helper()
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	chunk := []byte(strings.Repeat("0123456789abcdef", 4096))
+	var n int64
+	for range 1 << 14 {
+		w, err := f.Write(chunk)
+		n += int64(w)
+		if err == nil && n%(4<<20) == 0 {
+			err = f.Sync() // what was promised must be kept
+		}
+		if err != nil {
+			return n, err
+		}
+	}
+	return n, f.Sync()
+}
+
+func full(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
+
+func TestVolumeIsReadyForItsOwner(t *testing.T) {
+	each(t, func(t *testing.T, s *Store) {
+		v := create(t, s, idA, 64<<20, 1000)
+		dir := filepath.Dir(upper(t, v))
+		for name, mode := range map[string]fs.FileMode{"upper": 0o755, "work": 0o700} {
+			var st unix.Stat_t
+			if err := unix.Stat(filepath.Join(dir, name), &st); err != nil {
+				t.Fatal(err)
+			}
+			if st.Uid != owner || st.Gid != owner || fs.FileMode(st.Mode&0o7777) != mode {
+				t.Errorf("%s is %d:%d %o", name, st.Uid, st.Gid, st.Mode)
+			}
+		}
+		if _, err := s.Create(context.Background(), idA, Request{Bytes: 64 << 20}); err == nil || dsec.CodeOf(err) != dsec.CodeConflict {
+			t.Errorf("a second volume for a sandbox: %v, want conflict", err)
+		}
+		if _, err := os.Stat(filepath.Join(dir, "upper")); err != nil {
+			t.Errorf("after that, the first one: %v", err)
+		}
+	})
+}
+
+func TestFillStopsAtTheLimitAndSpaceComesBack(t *testing.T) {
+	const limit = 64 << 20
+	each(t, func(t *testing.T, s *Store) {
+		// More in all than the btrfs image has: without what removals give back,
+		// the later ones could not fill up.
+		rounds := 3
+		if s.Driver() == "btrfs" {
+			rounds = 10
+		}
+		for round := range rounds {
+			v := create(t, s, idA, limit, 0)
+			dir, done := use(t, v)
+			n, err := fill(t, dir+"/file")
+			done()
+			if !full(err) || n < limit*95/100 || n > limit*105/100 {
+				t.Fatalf("round %d: %d bytes of %d, then %v", round, n, limit, err)
+			}
+			u, err := v.Usage()
+			if err != nil || u.Bytes < limit*9/10 || u.Bytes > limit*11/10 {
+				t.Errorf("usage of a full volume: %+v, %v", u, err)
+			}
+			if err := v.Remove(context.Background()); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := v.Usage(); err == nil || dsec.CodeOf(err) != dsec.CodeLost {
+				t.Errorf("usage of a removed volume: %v, want lost", err)
+			}
+			if s.Driver() == "btrfs" {
+				waitForSpace(t, s, limit)
+			}
+		}
+	})
+}
+
+// waitForSpace waits until less than n bytes are in use.
+func waitForSpace(t testing.TB, s *Store, n int64) {
+	t.Helper()
+	testutil.WaitFor(t, 60*time.Second, "space", func() error {
+		var st unix.Statfs_t
+		err := unix.Statfs(s.path(mountName), &st)
+		if used := int64(st.Blocks-st.Bfree) * st.Bsize; err == nil && used >= n {
+			err = fmt.Errorf("%d bytes in use", used)
+		}
+		return err
+	})
+}
+
+func TestOneFullVolumeLeavesTheOthersAlone(t *testing.T) {
+	each(t, func(t *testing.T, s *Store) {
+		a, b := create(t, s, idA, 64<<20, 0), create(t, s, idB, 64<<20, 0)
+		if _, err := fill(t, upper(t, a)+"/file"); !full(err) {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(upper(t, b)+"/file", make([]byte, 32<<20), 0o644); err != nil {
+			t.Errorf("the other volume: %v", err)
+		}
+	})
+}
+
+// Every driver bounds files: by a limit on them, or, on btrfs, since each
+// takes bytes of the volume.
+func TestFilesAreBounded(t *testing.T) {
+	const limit, inodes = 4 << 20, 500
+	each(t, func(t *testing.T, s *Store) {
+		v := create(t, s, idA, limit, inodes)
+		dir := upper(t, v)
+		most := limit / 256 // less than that for a file is no bound
+		if s.CountsInodes() {
+			most = inodes*105/100 + 16 // ext4 has 16 in a block
+		}
+		var n int
+		var err error
+		for ; err == nil && n <= most; n++ {
+			err = unix.Mknod(fmt.Sprintf("%s/%d", dir, n), unix.S_IFREG|0o644, 0)
+			if n%1000 == 999 {
+				_ = unix.Fsync(openFD(t, dir)) // not only reserved
+			}
+		}
+		n--
+		t.Logf("%d empty files in %d bytes: %d bytes each", n, int64(limit), limit/max(n, 1))
+		if !full(err) {
+			t.Fatalf("%d files, then %v", n, err)
+		}
+		if s.CountsInodes() {
+			if n < inodes*95/100 {
+				t.Errorf("%d files at a limit of %d", n, inodes)
+			}
+			if u, err := v.Usage(); err != nil || u.Inodes < int64(n) {
+				t.Errorf("usage %+v, %v, of %d files", u, err, n)
+			}
+		}
+	})
+}
+
+func openFD(t testing.TB, path string) int {
+	t.Helper()
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Close(fd) })
+	return fd
+}
+
+func TestVolumesSurviveTheStoreAndAreSwept(t *testing.T) {
+	each(t, func(t *testing.T, s *Store) {
+		kept, lost := create(t, s, idA, 64<<20, 100), create(t, s, idB, 64<<20, 100)
+		if err := os.WriteFile(upper(t, kept)+"/file", []byte("kept"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		_ = lost
+		// An edge died: its Store was never closed.
+		next := open(t, s.opts.Dir, s.Driver())
+		for range 2 {
+			if err := next.Sweep(context.Background(), map[dsec.SandboxID]bool{idA: true}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		v, err := next.Recover(idA)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if b, err := os.ReadFile(upper(t, v) + "/file"); err != nil || string(b) != "kept" {
+			t.Errorf("the kept volume: %q, %v", b, err)
+		}
+		if _, err := next.Recover(idB); err == nil || dsec.CodeOf(err) != dsec.CodeLost {
+			t.Errorf("the swept volume: %v, want lost", err)
+		}
+		if _, err := fill(t, upper(t, v)+"/more"); !full(err) {
+			t.Errorf("the recovered volume is not bounded: %v", err)
+		}
+		if err := next.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestRemoveWhileInUse(t *testing.T) {
+	each(t, func(t *testing.T, s *Store) {
+		v := create(t, s, idA, 64<<20, 100)
+		f, err := os.Create(upper(t, v) + "/file")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 2 {
+			if err := v.Remove(context.Background()); err != nil {
+				t.Error(err)
+			}
+		}
+		if ids, err := s.driver.list(); err != nil || len(ids) > 0 {
+			t.Errorf("left: %v, %v", ids, err)
+		}
+		_ = f.Close()
+	})
+}
+
+func TestBadRequestsChangeNothing(t *testing.T) {
+	s := openStore(t, "tmpfs")
+	for name, test := range map[string]struct {
+		id  dsec.SandboxID
+		req Request
+	}{
+		"an id that is a path": {"../../../etc/aaaaaaaaaaaaa", Request{Bytes: 1 << 20}},
+		"no id":                {"", Request{Bytes: 1 << 20}},
+		"no bytes":             {idA, Request{}},
+		"negative bytes":       {idA, Request{Bytes: -1}},
+		"negative inodes":      {idA, Request{Bytes: 1 << 20, Inodes: -1}},
+	} {
+		if _, err := s.Create(context.Background(), test.id, test.req); err == nil || dsec.CodeOf(err) != dsec.CodeInvalid {
+			t.Errorf("%s: %v, want invalid", name, err)
+		}
+	}
+	if ids, err := s.driver.list(); err != nil || len(ids) > 0 {
+		t.Errorf("made: %v, %v", ids, err)
+	}
+	if _, err := Open(Options{Dir: t.TempDir(), Driver: "zfs"}); err == nil || dsec.CodeOf(err) != dsec.CodeInvalid {
+		t.Errorf("an unknown driver: %v, want invalid", err)
+	}
+}
+
+// An image that a loss of power damaged is put aside: it holds nothing but scratch.
+func TestDamagedImageIsReplaced(t *testing.T) {
+	testutil.Require(t, testutil.Root)
+	dir := testutil.Dir(t)
+	testutil.Ledger(t, filepath.Base(dir))
+	image := filepath.Join(dir, imageName)
+	if err := os.WriteFile(image, make([]byte, 1<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s := open(t, dir, "btrfs")
+	t.Cleanup(func() {
+		if err := s.Destroy(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	create(t, s, idA, 64<<20, 0)
+	if _, err := os.Stat(image + ".damaged"); err != nil {
+		t.Error(err)
+	}
+}
+
+// Quota groups of removed volumes must not pile up: each costs memory and
+// time at every commit.
+func TestRemovedVolumesLeaveNoQuotaGroup(t *testing.T) {
+	s := openStore(t, "btrfs")
+	b := s.driver.(*btrfs)
+	for n := range 20 {
+		id := dsec.SandboxID(fmt.Sprintf("aaaaa%020s", strings.Repeat(string(rune('a'+n)), 20)))
+		v := create(t, s, id, 64<<20, 0)
+		dir, done := use(t, v)
+		err := os.WriteFile(dir+"/file", make([]byte, 1<<20), 0o644)
+		done()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := v.Remove(context.Background()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	testutil.WaitFor(t, 60*time.Second, "the kernel's clean-up", func() error {
+		groups, err := filepath.Glob(b.sysfs + "/qgroups/0_*")
+		if len(groups) > 1 { // that of the top
+			err = fmt.Errorf("%d quota groups", len(groups))
+		}
+		return err
+	})
+}
+
+// Deep trees are removed with two descriptors and no recursion.
+func TestEmptyDirGoesAnyDepthAndFollowsNoLink(t *testing.T) {
+	dir, outside := t.TempDir(), t.TempDir()
+	victim := filepath.Join(outside, "file")
+	if err := os.WriteFile(victim, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	at, err := unix.Dup(fd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := strings.Repeat("d", 200)
+	for range 1500 { // a path of 300 KB, which no call takes
+		if err := unix.Mkdirat(at, name, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := unix.Symlinkat(outside, at, "link"); err != nil {
+			t.Fatal(err)
+		}
+		next, err := unix.Openat(at, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = unix.Close(at)
+		at = next
+	}
+	_ = unix.Close(at)
+	if err := emptyDir(fd, nil); err != nil {
+		t.Fatal(err)
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+		t.Errorf("left: %v, %v", left, err)
+	}
+	if _, err := os.Stat(victim); err != nil {
+		t.Errorf("behind a link: %v", err)
+	}
+}
+
+func BenchmarkLife(b *testing.B) {
+	for _, d := range drivers {
+		b.Run(d.name, func(b *testing.B) {
+			s := openStore(b, d.name)
+			var create, remove time.Duration
+			for b.Loop() {
+				start := time.Now()
+				v, err := s.Create(context.Background(), idA, Request{Bytes: 64 << 20, Inodes: 10000, UID: owner, GID: owner})
+				if err != nil {
+					b.Fatal(err)
+				}
+				create += time.Since(start)
+				start = time.Now()
+				if err := v.Remove(context.Background()); err != nil {
+					b.Fatal(err)
+				}
+				remove += time.Since(start)
+			}
+			b.ReportMetric(float64(create.Microseconds())/float64(b.N), "us/create")
+			b.ReportMetric(float64(remove.Microseconds())/float64(b.N), "us/remove")
+		})
+	}
+}
