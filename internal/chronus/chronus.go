@@ -36,6 +36,7 @@ type Chronus struct {
 	reaper *reaper
 	null   *os.File // /dev/null, opened before the agent could change /dev
 	asRoot bool     // may switch users and apply limits
+	shells []string // tests: paths that sessions use in place of bash and sh
 
 	budget budget // of all spools
 

@@ -3,6 +3,7 @@ package chronus
 import (
 	"context"
 	"errors"
+	"io"
 	"net"
 	"os"
 	"strings"
@@ -109,7 +110,7 @@ func drainEvents(s *chronusapi.Events) (r result, err error) {
 	for {
 		ev, err := s.Next()
 		if err != nil {
-			if err.Error() == "EOF" && started && exited {
+			if err == io.EOF && started && exited {
 				err = nil
 			}
 			r.next = seq

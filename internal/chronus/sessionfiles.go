@@ -98,12 +98,19 @@ func (l *launch) buildSession(path string, env rawexec.Arg) {
 	for i, call := range high {
 		l.prog.Call("dup", unix.SYS_DUP3, rawexec.Result(call), rawexec.Int(bashFD+i), rawexec.Int(0))
 	}
-	l.searchShell("bash", path, rawexec.Strs([]string{"bash", "--noprofile", "--norc", "-c", bashLoop}), env)
-	l.prog.Ignore(l.tries[len(l.tries)-1].call)
+	if len(l.c.shells) == 0 {
+		l.searchShell("bash", path, rawexec.Strs([]string{"bash", "--noprofile", "--norc", "-c", bashLoop}), env)
+		l.prog.Ignore(l.tries[len(l.tries)-1].call)
+	}
 	// There is no bash.
 	for i := range 3 {
 		l.prog.Call("dup", unix.SYS_DUP3, rawexec.Int(bashFD+i), rawexec.Int(shFD+i), rawexec.Int(0))
 	}
 	l.prog.Call("close", unix.SYS_CLOSE_RANGE, rawexec.Int(bashFD), rawexec.Int(bashFD+2), rawexec.Int(0))
-	l.searchShell("sh", path, rawexec.Strs([]string{"sh", "-c", shLoop}), env)
+	argv := rawexec.Strs([]string{"sh", "-c", shLoop})
+	for _, sh := range l.c.shells {
+		l.try(sh, argv, env)
+		return
+	}
+	l.searchShell("sh", path, argv, env)
 }

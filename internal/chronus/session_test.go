@@ -1,0 +1,246 @@
+package chronus
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/chronusapi"
+)
+
+func (f *fixture) session(t testing.TB, env ...string) string {
+	t.Helper()
+	s, err := f.OpenSession(t.Context(), chronusapi.SessionRequest{Env: env})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s.ID
+}
+
+func (f *fixture) command(t testing.TB, session, text string) result {
+	t.Helper()
+	s, err := f.RunCommand(t.Context(), chronusapi.SessionCommand{Session: session, Command: text})
+	return collect(t, s, err)
+}
+
+// shells runs a test with bash, and with a PATH that has only sh.
+func shells(t *testing.T, run func(t *testing.T, f *fixture, session string)) {
+	t.Run("bash", func(t *testing.T) {
+		f := newFixture(t)
+		run(t, f, f.session(t))
+	})
+	for name, sh := range map[string]string{"dash": "/bin/dash", "busybox": "/bin/busybox"} {
+		t.Run(name, func(t *testing.T) {
+			if _, err := os.Stat(sh); err != nil {
+				t.Skip(err)
+			}
+			f := newFixture(t)
+			f.c.shells = []string{sh}
+			run(t, f, f.session(t))
+		})
+	}
+}
+
+func TestSessionKeepsItsState(t *testing.T) {
+	shells(t, func(t *testing.T, f *fixture, s string) {
+		dir := t.TempDir()
+		for _, tt := range []struct {
+			text, stdout, stderr string
+			code                 int
+		}{
+			{"cd " + dir + "; A=1; export B=2; f() { echo f$1; }", "", "", 0},
+			{"pwd; echo $A; sh -c 'echo $B'; f x", dir + "\n1\n2\nfx\n", "", 0},
+			{"false", "", "", 1},
+			{"echo $?", "1\n", "", 0},
+			{"(exit 7)", "", "", 7},
+			{"return 5", "", "", 5},
+			{"printf 'no newline'", "no newline", "", 0},
+			{"printf err >&2; echo out", "out\n", "err", 0},
+			{"cat <<EOF\nA is $A\nEOF", "A is 1\n", "", 0},
+			{"cat", "", "", 0},
+			{"", "", "", 0},
+			{"# nothing", "", "", 0},
+			{"if true\nthen\n  echo multi\nfi\n\n", "multi\n", "", 0},
+			{"echo 1 7; echo '99 0'; echo exit code: 0; sh -c 'exit 3'", "1 7\n99 0\nexit code: 0\n", "", 3},
+			{"sleep 1000 &", "", "", 0},
+			{"kill $!; wait; echo waited", "waited\n", "", 0},
+			{"set -- a b; echo $#", "2\n", "", 0},
+			{"kill -9 $(sh -c 'echo $$') 2>/dev/null; echo alive", "alive\n", "", 0},
+		} {
+			r := f.command(t, s, tt.text)
+			if r.stdout != tt.stdout || r.stderr != tt.stderr || r.outcome.Code != tt.code || !r.outcome.Claimed || r.gaps != 0 {
+				t.Errorf("%q: %+v", tt.text, r)
+			}
+		}
+	})
+}
+
+func TestSessionSurvivesSyntaxErrors(t *testing.T) {
+	shells(t, func(t *testing.T, f *fixture, s string) {
+		for _, text := range []string{"echo 'unbalanced", "if true", "echo )", "cat <<EOF\nno end"} {
+			r := f.command(t, s, text)
+			if strings.HasPrefix(text, "cat") {
+				continue // a here-document that ends with the text is a warning
+			}
+			if r.outcome.Code == 0 || r.stderr == "" {
+				t.Errorf("%q: %+v", text, r)
+			}
+		}
+		if r := f.command(t, s, "echo alive"); r.stdout != "alive\n" || r.outcome.Code != 0 {
+			t.Errorf("after the errors: %+v", r)
+		}
+	})
+}
+
+func TestSessionTakesLargeCommandsAndOutput(t *testing.T) {
+	shells(t, func(t *testing.T, f *fixture, s string) {
+		text := "x='" + strings.Repeat("0123456789abcdef", 64<<10) + "'; echo ${#x}; printf %s \"$x\" | wc -c"
+		if r := f.command(t, s, text); r.stdout != "1048576\n1048576\n" {
+			t.Errorf("got %.200q %.200q", r.stdout, r.stderr)
+		}
+		if r := f.command(t, s, "head -c 3000000 /dev/zero"); len(r.stdout) != 3000000 || r.gaps != 0 {
+			t.Errorf("%d bytes, %d gaps", len(r.stdout), r.gaps)
+		}
+	})
+}
+
+func TestSessionEndsWithItsShell(t *testing.T) {
+	shells(t, func(t *testing.T, f *fixture, s string) {
+		r := f.command(t, s, "echo bye; exit 4")
+		if r.stdout != "bye\n" || r.outcome.Code != 4 || !r.outcome.Claimed {
+			t.Errorf("got %+v", r)
+		}
+		eventually(t, "the session is gone", func() bool {
+			list, err := f.Sessions(t.Context())
+			return err == nil && len(list) == 0
+		})
+		_, err := f.RunCommand(t.Context(), chronusapi.SessionCommand{Session: s, Command: "true"})
+		wantError(t, err, dsec.CodeNotFound, "session_id")
+		wantError(t, f.CloseSession(t.Context(), s), dsec.CodeNotFound, "session_id")
+	})
+}
+
+func TestSessionTimeoutKillsTheCommandOnly(t *testing.T) {
+	shells(t, func(t *testing.T, f *fixture, s string) {
+		f.command(t, s, "A=kept; sleep 1000 & job=$!")
+		st, err := f.RunCommand(t.Context(), chronusapi.SessionCommand{Session: s, Command: "echo partial; sleep 1000; echo next", Timeout: 200 * time.Millisecond})
+		r := collect(t, st, err)
+		if !r.outcome.TimedOut || !strings.HasPrefix(r.stdout, "partial\n") {
+			t.Errorf("got %+v", r)
+		}
+		if r := f.command(t, s, "echo $A; kill -0 $job && echo job"); r.stdout != "kept\njob\n" {
+			t.Errorf("after the timeout: %+v", r)
+		}
+		// A shell that does not come back ends with its session.
+		st, err = f.RunCommand(t.Context(), chronusapi.SessionCommand{Session: s, Command: "echo spin; while :; do :; done", Timeout: 100 * time.Millisecond})
+		r = collect(t, st, err)
+		if !r.outcome.TimedOut || r.outcome.Signal != 9 || r.stdout != "spin\n" {
+			t.Errorf("spinning: %+v", r)
+		}
+	})
+}
+
+func TestSessionOutputLimit(t *testing.T) {
+	f := newFixture(t)
+	s := f.session(t)
+	f.command(t, s, "echo before")
+	st, err := f.RunCommand(t.Context(), chronusapi.SessionCommand{Session: s, Command: "yes", OutputLimit: 1000})
+	r := collect(t, st, err)
+	if len(r.stdout) != 1000 || !r.outcome.OutputLimit || r.outcome.TimedOut {
+		t.Errorf("%d bytes, %+v", len(r.stdout), r.outcome)
+	}
+	if r := f.command(t, s, "echo after"); r.stdout != "after\n" || r.outcome.OutputLimit {
+		t.Errorf("after: %+v", r)
+	}
+}
+
+func TestSessionIsBusyWithOneCommand(t *testing.T) {
+	f := newFixture(t)
+	s := f.session(t)
+	fifo := filepath.Join(t.TempDir(), "fifo")
+	f.command(t, s, "mkfifo "+fifo)
+	st, err := f.RunCommand(t.Context(), chronusapi.SessionCommand{Session: s, Command: "echo up; cat " + fifo})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := st.Next(); err != nil {
+		t.Fatal(err)
+	}
+	_, err = f.RunCommand(t.Context(), chronusapi.SessionCommand{Session: s, Command: "true"})
+	wantError(t, err, dsec.CodeConflict, "session_id")
+	if list, err := f.Sessions(t.Context()); err != nil || len(list) != 1 || !list[0].Busy {
+		t.Errorf("got %+v, %v", list, err)
+	}
+	// The reader goes away; the command runs on, and then the session is free.
+	st.Close()
+	if err := os.WriteFile(fifo, []byte("data"), 0); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the session is free", func() bool {
+		list, err := f.Sessions(t.Context())
+		return err == nil && len(list) == 1 && !list[0].Busy
+	})
+	if r := f.command(t, s, "echo next"); r.stdout != "next\n" {
+		t.Errorf("got %+v", r)
+	}
+}
+
+func TestClosingASessionKillsAllItStarted(t *testing.T) {
+	f := newFixture(t)
+	s := f.session(t)
+	r := f.command(t, s, "sleep 1000 & echo $!")
+	if err := f.CloseSession(t.Context(), s); err != nil {
+		t.Fatal(err)
+	}
+	list, err := f.Processes(t.Context())
+	if err != nil || len(list) != 1 || list[0].Session != s || list[0].Outcome == nil {
+		t.Fatalf("got %+v, %v", list, err)
+	}
+	eventually(t, "the job is gone", func() bool {
+		_, err := os.Stat("/proc/" + strings.TrimSpace(r.stdout))
+		return err != nil
+	})
+}
+
+func TestSessionRefusals(t *testing.T) {
+	f := newFixture(t)
+	_, err := f.OpenSession(t.Context(), chronusapi.SessionRequest{Cwd: "/nonexistent"})
+	wantError(t, err, dsec.CodeNotFound, "cwd")
+	_, err = f.OpenSession(t.Context(), chronusapi.SessionRequest{User: "no-such-user"})
+	wantError(t, err, dsec.CodeNotFound, "user")
+	_, err = f.RunCommand(t.Context(), chronusapi.SessionCommand{Session: "s99", Command: "true"})
+	wantError(t, err, dsec.CodeNotFound, "session_id")
+	if list, err := f.Sessions(t.Context()); err != nil || len(list) != 0 {
+		t.Errorf("got %+v, %v", list, err)
+	}
+}
+
+func TestStatusLinesAreParsedStrictly(t *testing.T) {
+	for _, line := range []string{"", "\n", "1\n", "x 1\n", "0 1\n", "1 256\n", "1 -1\n", "-1 1\n", "1 1 1\n"} {
+		if n, s, ok := parseStatus([]byte(line)); ok {
+			t.Errorf("%q is %d %d", line, n, s)
+		}
+	}
+	if n, s, ok := parseStatus([]byte("12 255\n")); n != 12 || s != 255 || !ok {
+		t.Errorf("got %d %d %v", n, s, ok)
+	}
+}
+
+func BenchmarkSessionBuiltin(b *testing.B) {
+	f := newFixture(b)
+	s := f.session(b)
+	for b.Loop() {
+		f.command(b, s, ":")
+	}
+}
+
+func BenchmarkExecTrue(b *testing.B) {
+	f := newFixture(b)
+	req := argv("/bin/true")
+	for b.Loop() {
+		f.run(b, req)
+	}
+}
