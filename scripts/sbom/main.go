@@ -32,6 +32,12 @@ import (
 // allowed are the licences that may be linked into the binary.
 var allowed = []string{"Apache-2.0", "MIT", "BSD-2-Clause", "BSD-3-Clause", "ISC", "MPL-2.0", "CC0-1.0", "Unlicense", "0BSD"}
 
+// chosen is the licence that we take of a module that offers a choice, and the
+// words in which its own text offers it.
+var chosen = map[string]struct{ id, offer string }{
+	"kernel.org/pub/linux/libs/security/libcap/psx": {"BSD-3-Clause", "SPDX-License-Identifier: BSD-3-Clause OR GPL-2.0-only"},
+}
+
 // covered is how much of a licence file its known text must make up; the rest
 // is copyright lines.
 const covered = 75.0
@@ -155,6 +161,9 @@ func (c *component) read(dir string) error {
 				ids = append(ids, m.ID)
 			}
 		}
+	}
+	if choice, ok := chosen[c.path]; ok && slices.ContainsFunc(c.texts, func(t text) bool { return strings.Contains(t.content, choice.offer) }) {
+		ids = []string{choice.id}
 	}
 	if len(ids) == 0 {
 		return fmt.Errorf("%s@%s: no licence file that is known", c.path, c.version)
