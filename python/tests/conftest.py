@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
+from server import Server, backend, rootfs
+from server import serve as serve_real
 from wire import Wire, serve
 
 import libdsec
+import libdsec.sync
 
 
 @pytest.fixture
@@ -30,3 +34,23 @@ def unused_url() -> Iterator[str]:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{s.getsockname()[1]}"
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A real server."""
+    with serve_real(tmp_path_factory.mktemp("server")) as s:
+        yield s
+
+
+@pytest.fixture(scope="session")
+def args(server: Server) -> libdsec.DSecContainerRunArgs:
+    """What to make a sandbox of on that server."""
+    if backend() == "fake":
+        return libdsec.DSecContainerRunArgs(container_image="", backend="fake")
+    image = os.environ.get("DSEC_TEST_IMAGE")
+    if not image:
+        image = "libdsec-test"
+        with libdsec.sync.DSecClient(server.url, server.key) as client:
+            client.import_layer(rootfs(), name=image)
+    return libdsec.DSecContainerRunArgs(container_image=image, backend=backend())

@@ -171,7 +171,7 @@ class Files:
             append: Add to the file in place of replacing it.
 
         Returns:
-            The size of the file.
+            How many bytes were written.
         """
         target = file_pb2.WriteOpen(
             sandbox_id=self._sandbox_id,

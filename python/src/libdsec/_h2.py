@@ -19,7 +19,7 @@ import h2.connection
 import h2.errors
 import h2.events
 import h2.exceptions
-import h2.settings
+from h2.settings import SettingCodes
 
 from libdsec import _connect
 from libdsec._connect import FrameReader, Method, Req, Resp
@@ -85,9 +85,8 @@ class BidiStream(Generic[Req, Resp]):
         return stream
 
     def _begin(self, headers: dict[str, str]) -> None:
-        self._h2.local_settings[h2.settings.SettingCodes.INITIAL_WINDOW_SIZE] = _WINDOW
-        self._h2.local_settings[h2.settings.SettingCodes.ENABLE_PUSH] = 0
         self._h2.initiate_connection()
+        self._h2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: _WINDOW, SettingCodes.ENABLE_PUSH: 0})
         self._h2.increment_flow_control_window(_WINDOW)
         self._stream = self._h2.get_next_available_stream_id()
         self._h2.send_headers(self._stream, list(headers.items()))
