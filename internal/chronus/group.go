@@ -2,6 +2,8 @@ package chronus
 
 import (
 	"bytes"
+	"io"
+	"os"
 	"strconv"
 	"syscall"
 
@@ -41,7 +43,7 @@ func (c *Chronus) takeGroup(p *process) (*group, error) {
 // populated reports whether a process is in the group.
 func (g *group) populated() bool {
 	if g.Events < 0 {
-		return len(g.pids()) > 0
+		return g.owner != nil && len(family(g.owner.getPID())) > 0
 	}
 	n, ok := field(g.Events, "populated ")
 	return !ok || n != 0
@@ -64,24 +66,22 @@ func (g *group) kill() bool {
 	return err == nil
 }
 
-// pids lists the processes of the group, as far as the descriptor may be read.
+// pids lists the processes of the group, where chronus may read that.
 func (g *group) pids() []int {
-	if len(g.Procs) == 0 {
+	if g.Dir < 0 {
+		return nil
+	}
+	fd, err := syscall.Openat(g.Dir, "cgroup.procs", syscall.O_RDONLY|syscall.O_CLOEXEC, 0)
+	if err != nil {
+		return nil
+	}
+	f := os.NewFile(uintptr(fd), "cgroup.procs")
+	defer f.Close()
+	text, err := io.ReadAll(f)
+	if err != nil {
 		return nil
 	}
 	var list []int
-	var text []byte
-	buf := make([]byte, 4096)
-	for {
-		n, err := syscall.Pread(g.Procs[0], buf, int64(len(text)))
-		if err == syscall.EINTR {
-			continue
-		}
-		if n <= 0 || err != nil {
-			break
-		}
-		text = append(text, buf[:n]...)
-	}
 	for line := range bytes.Lines(text) {
 		if pid, err := strconv.Atoi(string(bytes.TrimSpace(line))); err == nil && pid > 1 {
 			list = append(list, pid)

@@ -52,6 +52,9 @@ func (l *launch) build() {
 			p.Call("join group", unix.SYS_WRITE, rawexec.Int(fd), rawexec.Str("0"), rawexec.Int(1))
 		}
 	}
+	if cpus := l.c.setup.cpus; len(cpus) > 0 {
+		p.Call("affinity", unix.SYS_SCHED_SETAFFINITY, rawexec.Int(0), rawexec.Int(len(cpus)), rawexec.Bytes(cpus))
+	}
 	p.Call("setsid", unix.SYS_SETSID)
 	p.Call("umask", unix.SYS_UMASK, rawexec.Int(0o022)) // that of chronus is 0
 	l.buildFiles()
@@ -178,7 +181,11 @@ func (l *launch) run() error {
 	}
 	p.started = time.Now()
 	r.begin()
-	child, err := l.prog.Start(rawexec.Options{Flags: unix.CLONE_VM | unix.CLONE_VFORK, PID: &p.pid})
+	o := rawexec.Options{Flags: unix.CLONE_VM | unix.CLONE_VFORK, PID: &p.pid}
+	if p.group != nil {
+		o.Cgroup = p.group.Dir
+	}
+	child, err := l.prog.Start(o)
 	if err != nil {
 		r.end(0, nil)
 		return &dsec.Error{Code: dsec.CodeExhausted, Message: "no process can be started: " + err.Error(), Err: err}

@@ -36,7 +36,8 @@ func (c *Chronus) Upload(ctx context.Context, req chronusapi.UploadRequest, r io
 	}
 	defer unix.Close(fd)
 	u := &upload{top: fd, chown: req.User != "", who: who, asRoot: c.asRoot}
-	tr := tar.NewReader(r)
+	src := &source{r: r}
+	tr := tar.NewReader(src)
 	for {
 		if err := ctx.Err(); err != nil {
 			return u.res, err
@@ -46,19 +47,38 @@ func (c *Chronus) Upload(ctx context.Context, req chronusapi.UploadRequest, r io
 			return u.res, nil
 		}
 		if err != nil {
-			return u.res, tarError(err)
+			return u.res, src.error(err)
 		}
 		if err := u.entry(h, tr); err != nil {
+			var cause errSource
+			if errors.As(err, &cause) {
+				return u.res, src.error(cause.error)
+			}
 			return u.res, entryError(err, h.Name)
 		}
 	}
 }
 
-func tarError(err error) error {
-	if errors.Is(err, tar.ErrHeader) || errors.Is(err, tar.ErrFieldTooLong) || errors.Is(err, tar.ErrInsecurePath) || err == io.ErrUnexpectedEOF {
-		return &dsec.Error{Code: dsec.CodeInvalid, Field: "tar", Message: "not a whole tar stream: " + err.Error(), Err: err}
+// source is the client's data; it tells a connection that broke from a tar
+// that is none.
+type source struct {
+	r   io.Reader
+	err error
+}
+
+func (s *source) Read(p []byte) (int, error) {
+	n, err := s.r.Read(p)
+	if err != nil && err != io.EOF {
+		s.err = err
 	}
-	return &dsec.Error{Code: dsec.CodeUnavailable, Message: "the data ended too soon", Err: errSource{err}}
+	return n, err
+}
+
+func (s *source) error(err error) error {
+	if s.err != nil {
+		return &dsec.Error{Code: dsec.CodeUnavailable, Message: "the data ended too soon", Err: s.err}
+	}
+	return &dsec.Error{Code: dsec.CodeInvalid, Field: "tar", Message: "not a whole tar stream: " + err.Error(), Err: err}
 }
 
 // entryError names the entry at fault.
