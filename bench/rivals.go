@@ -330,7 +330,7 @@ func removePodmanParent() func() {
 		// conmon ends some time after podman rm has returned.
 		for try := 0; try < 100 && len(places()) > 0; try++ {
 			for _, dir := range places() {
-				below, _ := filepath.Glob(dir + "/*/")
+				below, _ := filepath.Glob(dir + "/*")
 				for _, d := range append(below, dir) {
 					_ = unix.Rmdir(d) // refuses what is in use
 				}
