@@ -192,7 +192,7 @@ func TestChronusStaysSmall(t *testing.T) {
 			t.Errorf("cmd/chronus depends on %s", dep)
 		}
 		switch dep {
-		case "encoding/json", "net/http", "os/user", "crypto/tls", "text/template", "log/slog":
+		case "encoding/json", "net/http", "crypto/tls", "text/template", "log/slog":
 			t.Errorf("cmd/chronus depends on %s, which costs memory in every sandbox", dep)
 		}
 	}
