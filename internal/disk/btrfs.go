@@ -38,8 +38,8 @@ const (
 const minImage = 256 << 20
 
 func openBtrfs(s *Store) (driver, error) {
-	if !kernelHas("btrfs") {
-		return nil, unsupported("the kernel has no btrfs")
+	if err := needKernel("btrfs", 6, 7); err != nil {
+		return nil, unsupported("%w", err)
 	}
 	b := &btrfs{s: s, fd: -1, dirty: make(chan struct{}, 1)}
 	if err := b.mount(); err != nil {
@@ -50,11 +50,6 @@ func openBtrfs(s *Store) (driver, error) {
 	}
 	s.wg.Go(b.clean)
 	return b, nil
-}
-
-func kernelHas(fstype string) bool {
-	list, err := os.ReadFile("/proc/filesystems")
-	return err == nil && bytes.Contains(list, []byte("\t"+fstype+"\n"))
 }
 
 // mount brings the image up: found mounted by an earlier edge, mounted, or

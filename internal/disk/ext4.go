@@ -99,11 +99,8 @@ func openExt4(s *Store) (driver, error) {
 	if err != nil {
 		return nil, unsupported("mkfs.ext4 is not installed")
 	}
-	if !kernelHas("ext4") {
-		return nil, unsupported("the kernel has no ext4")
-	}
-	if _, err := os.Stat("/dev/loop-control"); err != nil {
-		return nil, unsupported("no loop devices")
+	if err := errors.Join(needKernel("ext4", 0, 0), needLoop()); err != nil {
+		return nil, unsupported("%w", err)
 	}
 	if err := s.root.Mkdir(imagesName, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
 		return nil, err
