@@ -1,0 +1,412 @@
+package layer
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/layer/convert"
+	"github.com/opendsec/dsec/internal/testutil"
+)
+
+// badHelpers are what a helper could become in the hands of an archive.
+var badHelpers = map[string]func(){
+	"bad-dies":         func() { panic("out of luck") },
+	"bad-hangs":        func() { select {} },
+	"bad-oom":          func() { fmt.Fprintln(os.Stderr, "fatal error: runtime: out of memory"); os.Exit(2) },
+	"bad-says-nothing": func() { _, _ = io.Copy(io.Discard, os.Stdin) },
+	"bad-lies":         func() { say(report{Result: &convert.Result{Kind: KindRootFS, Size: 1 << 40}}) },
+	"bad-empty":        func() { say(report{Result: &convert.Result{Kind: KindRootFS}}) },
+	"bad-both":         func() { say(report{Result: &convert.Result{}, Error: &dsec.Error{}}) },
+	"bad-config": func() {
+		say(report{Result: &convert.Result{Kind: KindRootFS, Config: Config{Workdir: "/proc/self/fd/8"}}})
+	},
+	"bad-floods": func() {
+		block := bytes.Repeat([]byte("x"), 1<<20)
+		for f := os.NewFile(fdReport, "report"); ; {
+			if _, err := f.Write(block); err != nil {
+				return
+			}
+		}
+	},
+	"probe":         func() { probe(true) },
+	"probe-control": func() { probe(false) },
+	"confined-waits": func() {
+		if _, err := confineHelper(Limits{}.WithDefaults()); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		say(report{Result: &convert.Result{}}) // before the end: the parent looks now
+		_, _ = io.Copy(io.Discard, os.Stdin)
+	},
+}
+
+func say(rep report) {
+	doc, err := json.Marshal(rep)
+	if err != nil {
+		panic(err)
+	}
+	f := os.NewFile(fdReport, "report")
+	_, _ = f.Write(doc)
+	_ = f.Close()
+}
+
+func badStore(t *testing.T, verb string, opt Options) *Store {
+	opt.HelperCommand = []string{"/proc/self/exe", verb}
+	return openStore(t, opt)
+}
+
+// Whatever a helper does, nothing of it becomes visible.
+func TestBadHelpers(t *testing.T) {
+	for verb, code := range map[string]dsec.Code{
+		"bad-dies": dsec.CodeInternal, "bad-oom": dsec.CodeInvalid, "bad-says-nothing": dsec.CodeInternal, "bad-lies": dsec.CodeInternal,
+		"bad-empty": dsec.CodeInternal, "bad-both": dsec.CodeInternal, "bad-config": dsec.CodeInternal, "bad-floods": dsec.CodeInternal,
+	} {
+		t.Run(verb, func(t *testing.T) {
+			s := badStore(t, verb, Options{})
+			_, _, err := s.Build(t.Context(), "", bytes.NewReader(archive(t, "x")))
+			wantCode(t, err, code)
+			wantFiles(t, s)
+		})
+	}
+	t.Run("missing", func(t *testing.T) {
+		s := openStore(t, Options{HelperCommand: []string{"/nonexistent/dsec"}})
+		_, _, err := s.Build(t.Context(), "", bytes.NewReader(archive(t, "x")))
+		wantCode(t, err, dsec.CodeUnavailable)
+		wantFiles(t, s)
+	})
+}
+
+func TestTimeout(t *testing.T) {
+	s := badStore(t, "bad-hangs", Options{Timeout: 50 * time.Millisecond})
+	_, _, err := s.Build(t.Context(), "", bytes.NewReader(archive(t, "x")))
+	wantCode(t, err, dsec.CodeUnavailable)
+	if err == nil || !strings.Contains(err.Error(), "took more than 50ms") {
+		t.Errorf("%v, want the timeout named", err)
+	}
+	wantFiles(t, s)
+}
+
+// blocked is a stream whose sender went silent.
+type blocked struct {
+	first []byte
+	once  sync.Once
+	began chan struct{} // closed when the second read begins
+	end   chan struct{}
+}
+
+func (b *blocked) Read(p []byte) (int, error) {
+	if n := copy(p, b.first); n > 0 {
+		b.first = b.first[n:]
+		return n, nil
+	}
+	b.once.Do(func() { close(b.began) })
+	<-b.end
+	return 0, io.EOF
+}
+
+func TestCancel(t *testing.T) {
+	s := openStore(t, Options{})
+	r := &blocked{first: archive(t, "x")[:700], began: make(chan struct{}), end: make(chan struct{})}
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() { <-r.began; cancel() }()
+	_, _, err := s.Build(ctx, "", r)
+	wantCode(t, err, dsec.CodeUnavailable)
+	wantFiles(t, s)
+	close(r.end)
+	build(t, s, "after")
+}
+
+// A helper that has seen enough answers while the sender still has more.
+func TestEarlyRefusal(t *testing.T) {
+	s := openStore(t, Options{})
+	r := &blocked{first: bytes.Repeat([]byte("no archive\n"), 100_000), began: make(chan struct{}), end: make(chan struct{})}
+	defer close(r.end)
+	_, _, err := s.Build(t.Context(), "", r)
+	wantCode(t, err, dsec.CodeInvalid)
+	wantFiles(t, s)
+}
+
+type errReader struct{ err error }
+
+func (r errReader) Read([]byte) (int, error) { return 0, r.err }
+
+// A stream that broke off is never a layer, even where all of the archive but
+// its end was there.
+func TestBrokenStream(t *testing.T) {
+	whole := archive(t, strings.Repeat("x", 100_000))
+	denied := dsec.Errorf(dsec.CodeDenied, "not yours")
+	for name, tc := range map[string]struct {
+		sent []byte
+		err  error
+		code dsec.Code
+	}{
+		"middle":       {whole[:50_000], errors.New("connection reset"), dsec.CodeUnavailable},
+		"start":        {nil, errors.New("connection reset"), dsec.CodeUnavailable},
+		"after end":    {whole, errors.New("connection reset"), dsec.CodeUnavailable},
+		"typed":        {whole[:50_000], denied, dsec.CodeDenied},
+		"end too soon": {whole[:50_000], io.EOF, dsec.CodeInvalid},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := openStore(t, Options{})
+			_, _, err := s.Build(t.Context(), "", io.MultiReader(bytes.NewReader(tc.sent), errReader{tc.err}))
+			wantCode(t, err, tc.code)
+			wantFiles(t, s)
+		})
+	}
+}
+
+// Errors of the conversion arrive as they are.
+func TestErrorsCrossTheHelper(t *testing.T) {
+	s := openStore(t, Options{Limits: Limits{Entries: 1}})
+	_, _, err := s.Build(t.Context(), "", bytes.NewReader(archive(t, "x")))
+	want := dsec.Invalid("data", "entry 1, \"file\": more than 1 entries")
+	var e *dsec.Error
+	if !errors.As(err, &e) || *e != *want {
+		t.Errorf("%#v, want %#v", err, want)
+	}
+	_, _, err = s.Build(t.Context(), "tag", bytes.NewReader(make([]byte, 10240)))
+	if !errors.As(err, &e) || e.Field != "select" {
+		t.Errorf("%v, want invalid select", err)
+	}
+	wantFiles(t, s)
+}
+
+func TestConcurrentBuilds(t *testing.T) {
+	s := openStore(t, Options{Builds: 3})
+	var wg sync.WaitGroup
+	digests := make([]string, 8)
+	for i := range digests {
+		wg.Go(func() {
+			meta, _, err := s.Build(t.Context(), "", bytes.NewReader(archive(t, fmt.Sprint("content ", i%4))))
+			if err != nil {
+				t.Error(err)
+			}
+			digests[i] = meta.Digest
+		})
+	}
+	wg.Wait()
+	for i := range 4 {
+		if digests[i] != digests[i+4] {
+			t.Errorf("build %d and its twin: %s, %s", i, digests[i], digests[i+4])
+		}
+	}
+	if n := len(files(t, s)); n != 8 || len(s.List()) != 4 {
+		t.Errorf("%d files, %d layers; want 8 and 4", n, len(s.List()))
+	}
+}
+
+// A disk that fills is exhausted, leaves nothing, and can be used again. (S69)
+func TestFullDisk(t *testing.T) {
+	testutil.Require(t, testutil.Root)
+	dir := filepath.Join(t.TempDir(), testutil.Name(t))
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("tmpfs", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "size=2m"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, 0); err != nil {
+			t.Error(err)
+		}
+	})
+	s := openStoreIn(t, dir, Options{})
+	for _, size := range []int{3 << 20, 1200 << 10} { // in the scratch, in the image
+		_, _, err := s.Build(t.Context(), "", bytes.NewReader(archive(t, strings.Repeat("x", size))))
+		wantCode(t, err, dsec.CodeExhausted)
+		wantFiles(t, s)
+	}
+	build(t, s, "small")
+	_ = s.Close() // before the unmount
+}
+
+// probeCalls are what a helper in an archive's hands would try.
+var probeCalls = []struct {
+	name string
+	call func() unix.Errno
+}{
+	{"open", func() unix.Errno {
+		return try(unix.SYS_OPENAT, at(unix.AT_FDCWD), str("/etc/passwd"), unix.O_RDONLY, 0)
+	}},
+	{"create", func() unix.Errno {
+		return try(unix.SYS_OPENAT, at(unix.AT_FDCWD), str("/tmp/dsec-probe"), unix.O_CREAT|unix.O_WRONLY, 0o600)
+	}},
+	{"stat", func() unix.Errno {
+		var st unix.Stat_t
+		return try(unix.SYS_NEWFSTATAT, at(unix.AT_FDCWD), str("/"), uintptr(unsafe.Pointer(&st)), 0)
+	}},
+	{"socket inet", func() unix.Errno { return try(unix.SYS_SOCKET, unix.AF_INET, unix.SOCK_STREAM, 0, 0) }},
+	{"socket unix", func() unix.Errno { return try(unix.SYS_SOCKET, unix.AF_UNIX, unix.SOCK_STREAM, 0, 0) }},
+	{"socketpair", func() unix.Errno {
+		var fds [2]int32
+		return try(unix.SYS_SOCKETPAIR, unix.AF_UNIX, unix.SOCK_STREAM, 0, uintptr(unsafe.Pointer(&fds)))
+	}},
+	{"memfd", func() unix.Errno { return try(unix.SYS_MEMFD_CREATE, str("m"), 0, 0, 0) }},
+	{"executable memory", func() unix.Errno {
+		return try6(unix.SYS_MMAP, 0, 4096, unix.PROT_READ|unix.PROT_EXEC, unix.MAP_PRIVATE|unix.MAP_ANON, ^uintptr(0), 0)
+	}},
+	{"signal the parent", func() unix.Errno { return try(unix.SYS_KILL, uintptr(os.Getppid()), 0, 0, 0) }},
+	{"dup", func() unix.Errno { return try(unix.SYS_DUP, 0, 0, 0, 0) }},
+	{"umask", func() unix.Errno { return try(unix.SYS_UMASK, 0o77, 0, 0, 0) }},
+	{"chdir", func() unix.Errno { return try(unix.SYS_CHDIR, str("/tmp"), 0, 0, 0) }},
+	{"prctl", func() unix.Errno { return try(unix.SYS_PRCTL, unix.PR_GET_DUMPABLE, 0, 0, 0) }},
+	{"unshare", func() unix.Errno { return try(unix.SYS_UNSHARE, unix.CLONE_NEWUTS, 0, 0, 0) }},
+	{"execve", func() unix.Errno { return try(unix.SYS_EXECVE, str("/nonexistent"), 0, 0, 0) }},
+}
+
+func try(nr uintptr, a ...uintptr) unix.Errno {
+	_, _, errno := unix.Syscall6(nr, a[0], a[1], a[2], a[3], 0, 0)
+	return errno
+}
+
+func try6(nr uintptr, a, b, c, d, e, f uintptr) unix.Errno {
+	_, _, errno := unix.Syscall6(nr, a, b, c, d, e, f)
+	return errno
+}
+
+func at(fd int) uintptr { return uintptr(fd) }
+
+func str(s string) uintptr {
+	p, err := unix.BytePtrFromString(s)
+	if err != nil {
+		panic(err)
+	}
+	kept = append(kept, p)
+	return uintptr(unsafe.Pointer(p))
+}
+
+// kept holds what system calls were given pointers to.
+var kept []*byte
+
+// probe reports the errno of each call.
+func probe(confined bool) {
+	if confined {
+		if _, err := confineHelper(Limits{}.WithDefaults()); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+	}
+	res := &convert.Result{}
+	for _, c := range probeCalls {
+		res.Findings = append(res.Findings, c.name+": "+unix.ErrnoName(c.call()))
+	}
+	say(report{Result: res})
+}
+
+func runProbe(t *testing.T, verb string) []string {
+	t.Helper()
+	s := badStore(t, verb, Options{})
+	f, err := os.Create(filepath.Join(t.TempDir(), "file"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	h, err := s.startHelper(f, f, convert.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = h.stdin.Close()
+	rep, err := h.wait()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return rep.Result.Findings
+}
+
+// The confined helper can do nothing to the host; the same program without the
+// confinement can.
+func TestHelperIsConfined(t *testing.T) {
+	got, control := runProbe(t, "probe"), runProbe(t, "probe-control")
+	var want []string
+	for _, c := range probeCalls {
+		want = append(want, c.name+": EPERM")
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("confined (-want +got):\n%s", diff)
+	}
+	for i, c := range control {
+		switch probeCalls[i].name {
+		case "execve":
+			if c != "execve: ENOENT" {
+				t.Errorf("control: %s", c)
+			}
+		case "unshare", "signal the parent": // not without a right that the helper has not
+		default:
+			if c != probeCalls[i].name+": " {
+				t.Errorf("control: %s", c)
+			}
+		}
+	}
+	_ = os.Remove("/tmp/dsec-probe")
+}
+
+// What the host sees of a helper at work.
+func TestHelperFromOutside(t *testing.T) {
+	testutil.Require(t, testutil.Root)
+	s := badStore(t, "confined-waits", Options{})
+	f, err := os.Create(filepath.Join(t.TempDir(), "file"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	h, err := s.startHelper(f, f, convert.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	proc := fmt.Sprintf("/proc/%d", h.cmd.Process.Pid)
+	var one [1]byte
+	if _, err := io.ReadFull(h.report, one[:]); err != nil {
+		t.Fatal(err, h.stderr.String())
+	}
+	status, err := os.ReadFile(proc + "/status")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, line := range []string{"Uid:\t64535\t64535\t64535\t64535", "Gid:\t64535\t64535\t64535\t64535", "Groups:\t \n", "NoNewPrivs:\t1", "Seccomp:\t2", "CapEff:\t0000000000000000", "CapPrm:\t0000000000000000"} {
+		if !strings.Contains(string(status), line) {
+			t.Errorf("no %q in status:\n%s", line, status)
+		}
+	}
+	for _, ns := range []string{"net", "ipc", "uts", "mnt"} {
+		mine, _ := os.Readlink("/proc/self/ns/" + ns)
+		theirs, err := os.Readlink(proc + "/ns/" + ns)
+		if err != nil || theirs == mine {
+			t.Errorf("%s namespace %s, the host's is %s, %v", ns, theirs, mine, err)
+		}
+	}
+	fds, err := os.ReadDir(proc + "/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, fd := range fds {
+		target, _ := os.Readlink(proc + "/fd/" + fd.Name())
+		if !strings.HasPrefix(target, "pipe:") && target != "/dev/null" && target != f.Name() && !strings.HasPrefix(target, "anon_inode:[event") {
+			t.Errorf("descriptor %s is %s", fd.Name(), target)
+		}
+	}
+	_ = h.stdin.Close()
+	_, _ = h.wait()
+}
+
+// The helper refuses to run in any way but its own.
+func TestHelperRefusesRoot(t *testing.T) {
+	testutil.Require(t, testutil.Root)
+	if _, err := confineHelper(Limits{}); err == nil || !strings.Contains(err.Error(), "root") {
+		t.Errorf("%v, want a refusal", err)
+	}
+}
