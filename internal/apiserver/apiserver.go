@@ -65,6 +65,7 @@ func (s *Server) Close() { s.layers.close() }
 // Handler serves every route of the public API.
 func (s *Server) Handler() http.Handler {
 	opts := []connect.HandlerOption{
+		strictCodecs(),
 		connect.WithRequestGate(s.gate),
 		connect.WithInterceptors(&interceptor{s}),
 		connect.WithReadMaxBytes(MaxMessage),

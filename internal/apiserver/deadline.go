@@ -82,7 +82,7 @@ func Routes() func(yield func(Route) bool) {
 func bodyDeadlines(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if rule, ok := bodyRules[r.URL.Path]; ok && r.Body != http.NoBody {
-			r.Body = &timedBody{ReadCloser: r.Body, rule: rule, conn: http.NewResponseController(w)}
+			r.Body = &timedBody{ReadCloser: r.Body, rule: rule, conn: http.NewResponseController(w), answer: w.Header()}
 		}
 		next.ServeHTTP(w, r)
 	})
@@ -90,10 +90,11 @@ func bodyDeadlines(next http.Handler) http.Handler {
 
 type timedBody struct {
 	io.ReadCloser
-	rule bodyRule
-	conn *http.ResponseController
-	set  bool
-	done bool
+	rule   bodyRule
+	conn   *http.ResponseController
+	answer http.Header
+	set    bool
+	done   bool
 }
 
 func (b *timedBody) Read(p []byte) (int, error) {
@@ -102,7 +103,12 @@ func (b *timedBody) Read(p []byte) (int, error) {
 		_ = b.conn.SetReadDeadline(time.Now().Add(b.rule.timeout))
 	}
 	n, err := b.ReadCloser.Read(p)
-	if errors.Is(err, io.EOF) && !b.done {
+	switch {
+	case err == nil:
+	case !errors.Is(err, io.EOF):
+		// What else comes on this connection is not the begin of a request.
+		b.answer.Set("Connection", "close")
+	case !b.done:
 		b.done = true
 		_ = b.conn.SetReadDeadline(time.Time{})
 	}

@@ -153,6 +153,7 @@ var (
 	jsonPrefix   = regexp.MustCompile(`^unmarshal message: (?:proto:[\s\x{a0}]*)?`)
 	unknownField = regexp.MustCompile(`unknown field "([A-Za-z0-9_.]+)"`)
 	badValue     = regexp.MustCompile(`invalid value for ([a-z0-9]+) (?:field|type)(?: ([A-Za-z0-9_]+))?: (.*)`)
+	badUTF8      = regexp.MustCompile(`field ([A-Za-z0-9_.]+) contains invalid UTF-8`)
 	duplicate    = regexp.MustCompile(`duplicate field "?([A-Za-z0-9_.]+)`)
 	position     = regexp.MustCompile(`\(line (\d+:\d+)\)`)
 )
@@ -170,10 +171,8 @@ func fromDecoder(code connect.Code, message string) *dsec.Error {
 			return dsec.Errorf(dsec.CodeUnsupported, "Content-Encoding: want gzip or identity")
 		}
 		return dsec.Errorf(dsec.CodeInvalid, "want exactly one message")
-	case connect.CodeDeadlineExceeded, connect.CodeCanceled:
-		return dsec.Errorf(dsec.CodeOutcomeUnknown, "the call was given up before its end")
-	case connect.CodeUnknown:
-		return dsec.Errorf(dsec.CodeInvalid, "the request broke off")
+	case connect.CodeUnknown, connect.CodeDeadlineExceeded, connect.CodeCanceled:
+		return dsec.Errorf(dsec.CodeInvalid, "the request broke off, or took too long to arrive")
 	case connect.CodeInternal, connect.CodeUnavailable, connect.CodeDataLoss:
 		return dsec.Errorf(dsec.CodeInternal, "internal error")
 	}
@@ -194,6 +193,9 @@ func undecodable(message string) *dsec.Error {
 	}
 	if m := badValue.FindStringSubmatch(text); m != nil {
 		return dsec.Invalid(snake(m[2]), "want a value of type %s%s", m[1], at)
+	}
+	if m := badUTF8.FindStringSubmatch(text); m != nil {
+		return dsec.Invalid(m[1][strings.LastIndexByte(m[1], '.')+1:], "want valid UTF-8")
 	}
 	if m := duplicate.FindStringSubmatch(text); m != nil {
 		return dsec.Invalid(snake(m[1]), "given twice%s", at)

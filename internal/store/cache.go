@@ -132,7 +132,7 @@ func (c *Cache[T]) load(ctx context.Context) error {
 func (c *Cache[T]) run(ctx context.Context) {
 	defer close(c.done)
 	for ctx.Err() == nil {
-		if err := c.follow(ctx); err != nil {
+		if err := c.follow(ctx); err != nil && ctx.Err() == nil {
 			c.store.log.Warn("watch ended; loading again", "prefix", c.prefix, "err", err)
 		}
 		for ctx.Err() == nil {
