@@ -395,6 +395,10 @@ func TestHelperFromOutside(t *testing.T) {
 	}
 	for _, fd := range fds {
 		target, _ := os.Readlink(proc + "/fd/" + fd.Name())
+		// Go's runtime reads its cgroup's processor limit from open files.
+		if strings.HasPrefix(target, "/sys/fs/cgroup/") {
+			continue
+		}
 		if !strings.HasPrefix(target, "pipe:") && target != "/dev/null" && target != f.Name() && !strings.HasPrefix(target, "anon_inode:[event") {
 			t.Errorf("descriptor %s is %s", fd.Name(), target)
 		}

@@ -138,8 +138,7 @@ func (s *Store) startHelper(image, scratch *os.File, opt convert.Options) (*help
 	cmd := exec.Command(s.opt.HelperCommand[0], append(s.opt.HelperCommand[1:len(s.opt.HelperCommand):len(s.opt.HelperCommand)], string(args))...)
 	h := &helper{cmd: cmd, report: pr, done: make(chan error, 1)}
 	cmd.Dir = "/"
-	// One for the tar, one for the decompressor. Unset, the runtime would keep
-	// files of the cgroup tree open to follow its limits.
+	// One for the tar, one for the decompressor.
 	cmd.Env = []string{"GOMAXPROCS=2"}
 	cmd.Stderr = &h.stderr
 	cmd.ExtraFiles = []*os.File{image, scratch, pw}
