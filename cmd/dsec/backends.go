@@ -16,6 +16,7 @@ type backendKind struct {
 
 // backends is the list of all of them.
 var backends = []backendKind{
+	{dsec.KindContainer, openContainer},
 	{dsec.KindFake, func(*Config, *slog.Logger) (backend.Backend, error) { return fake.New(fake.Options{}), nil }},
 }
 

@@ -28,12 +28,13 @@ var defaultConfig []byte
 
 // Config is dsec.toml, which says what each key means.
 type Config struct {
-	DataDir  string     `toml:"data_dir"`
-	RunDir   string     `toml:"run_dir"`
-	LogLevel string     `toml:"log_level"`
-	API      APIConfig  `toml:"api"`
-	Etcd     EtcdConfig `toml:"etcd"`
-	Edge     EdgeConfig `toml:"edge"`
+	DataDir   string          `toml:"data_dir"`
+	RunDir    string          `toml:"run_dir"`
+	LogLevel  string          `toml:"log_level"`
+	API       APIConfig       `toml:"api"`
+	Etcd      EtcdConfig      `toml:"etcd"`
+	Edge      EdgeConfig      `toml:"edge"`
+	Container ContainerConfig `toml:"container"`
 }
 
 // APIConfig is the section [api].
@@ -63,6 +64,15 @@ type EdgeConfig struct {
 	MinFreeInodes      int64    `toml:"min_free_inodes"`
 	DefaultLimits      Limits   `toml:"default_limits"`
 	MaxLimits          Limits   `toml:"max_limits"`
+}
+
+// ContainerConfig is the section [container].
+type ContainerConfig struct {
+	Warm           int64  `toml:"warm"`
+	Ready          int64  `toml:"ready"`
+	Cgroup         string `toml:"cgroup"`
+	DiskDriver     string `toml:"disk_driver"`
+	DiskImageBytes int64  `toml:"disk_image_bytes"`
 }
 
 // Limits are the sections [edge.default_limits] and [edge.max_limits].
@@ -181,7 +191,33 @@ func (c *Config) Validate() error {
 	if err := c.API.validate(); err != nil {
 		return err
 	}
+	if err := c.Container.validate(); err != nil {
+		return err
+	}
 	return c.Edge.validate()
+}
+
+func (c *ContainerConfig) validate() error {
+	for _, r := range []struct {
+		name         string
+		v, low, high int64
+	}{
+		{"warm", c.Warm, 0, 4096},
+		{"ready", c.Ready, 1, 256},
+		{"disk_image_bytes", c.DiskImageBytes, 0, 1 << 50},
+	} {
+		if r.v < r.low || r.v > r.high {
+			return dsec.Invalid("container."+r.name, "is %d, want %d to %d", r.v, r.low, r.high)
+		}
+	}
+	if c.Cgroup == "" || strings.ContainsAny(c.Cgroup, "/.\x00") {
+		return dsec.Invalid("container.cgroup", "want one name")
+	}
+	switch c.DiskDriver {
+	case "", "project", "btrfs", "ext4", "tmpfs":
+		return nil
+	}
+	return dsec.Invalid("container.disk_driver", "%q: want project, btrfs, ext4, tmpfs or nothing", c.DiskDriver)
 }
 
 func (a *APIConfig) validate() error {

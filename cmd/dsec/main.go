@@ -50,11 +50,13 @@ func commands() []command {
 		{"key create", "--project NAME [flags]", "make an API key; shows its secret once", runKeyCreate, false},
 		{"key list", "", "list API keys", runKeyList, false},
 		{"key revoke", "ID...", "end API keys", runKeyRevoke, false},
+		{"doctor", "", "tell what this machine can do and what is missing", runDoctor, false},
 		{"apiserver", "[flags]", "serve the public API alone", runAPIServer, false},
 		{"edge", "[flags]", "own this machine's sandboxes alone", runEdge, false},
 		{"config", "", "print the commented default configuration", runConfig, false},
 		{"version", "", "print the version", runVersion, false},
 		{"import-helper", "", "", runImportHelper, true},
+		{"launcher", "", "", runLauncher, true},
 	}
 }
 

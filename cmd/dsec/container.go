@@ -1,0 +1,52 @@
+package main
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"path/filepath"
+
+	"github.com/opendsec/dsec/internal/backend"
+	"github.com/opendsec/dsec/internal/backend/container"
+	"github.com/opendsec/dsec/internal/chronusbin"
+	"github.com/opendsec/dsec/internal/disk"
+)
+
+// openContainer opens the container backend. Its launcher is this binary, and
+// chronus comes out of it.
+func openContainer(cfg *Config, log *slog.Logger) (backend.Backend, error) {
+	bin, err := chronusbin.Binary()
+	if err != nil {
+		return nil, err
+	}
+	// The launcher takes its own sealed copy of this file.
+	chronus := filepath.Join(cfg.RunDir, "chronus")
+	if err := os.MkdirAll(cfg.RunDir, 0o700); err != nil {
+		return nil, err
+	}
+	if err := os.WriteFile(chronus+".new", bin, 0o600); err != nil {
+		return nil, err
+	}
+	if err := os.Rename(chronus+".new", chronus); err != nil {
+		return nil, err
+	}
+	c := cfg.Container
+	return container.New(container.Config{
+		RunDir:   filepath.Join(cfg.RunDir, "container"),
+		Disk:     disk.Options{Dir: filepath.Join(cfg.DataDir, "volumes"), Driver: c.DiskDriver, ImageBytes: c.DiskImageBytes, Log: log},
+		Cgroup:   c.Cgroup,
+		Chronus:  chronus,
+		Warm:     int(c.Warm),
+		NetSlots: int(c.Ready),
+		Groups:   int(c.Ready),
+		Crash:    crash(),
+		Logger:   log,
+	})
+}
+
+// runLauncher is the process that starts containers, started by the edge. It
+// does not return.
+func runLauncher(context.Context, *env, []string) error {
+	container.LauncherMain()
+	return nil
+}
