@@ -135,6 +135,7 @@ func (e *Edge) bringUp(ctx context.Context, s *sandbox) error {
 	// may wait for it.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), e.cfg.CreateTimeout)
 	defer cancel()
+	defer context.AfterFunc(e.closing, cancel)()
 	s.mu.Lock()
 	s.cancel = cancel
 	s.mu.Unlock()

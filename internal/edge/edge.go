@@ -118,6 +118,7 @@ func (e *Edge) ID() dsec.EdgeID { return e.id }
 func (e *Edge) Close() error {
 	e.draining.Store(true)
 	e.close(errClosing)
+	_ = e.Drain(context.Background()) // what is in progress ends now
 	e.timers.stop()
 	e.goroutine.Wait()
 	e.mu.Lock()
@@ -157,10 +158,26 @@ func (e *Edge) begin() error {
 		return dsec.Errorf(dsec.CodeUnavailable, "the edge shuts down")
 	case !e.ready.Load():
 		e.end()
-		return dsec.Errorf(dsec.CodeUnavailable, "the edge starts up")
+		return errStarting
 	}
 	return nil
 }
+
+// beginEnd counts a request in that is served while the edge drains too.
+func (e *Edge) beginEnd() error {
+	e.calls.Add(1)
+	switch {
+	case e.closing.Err() != nil:
+		e.end()
+		return errClosing
+	case !e.ready.Load():
+		e.end()
+		return errStarting
+	}
+	return nil
+}
+
+var errStarting = dsec.Errorf(dsec.CodeUnavailable, "the edge starts up")
 
 func (e *Edge) end() {
 	if e.calls.Add(-1) == 0 && e.draining.Load() {

@@ -43,10 +43,10 @@ func newNode(t testing.TB, change func(*edge.Config, *fake.Options)) *node {
 		cfg:  edge.Config{StateDir: t.TempDir(), RunDir: t.TempDir(), MinFreeBytes: 1, MinFreeInodes: 1, Logger: testutil.Logger(t)},
 		opts: fake.Options{World: fake.NewWorld()},
 	}
+	t.Cleanup(func() { n.close() })
 	if change != nil {
 		change(&n.cfg, &n.opts)
 	}
-	t.Cleanup(func() { n.close() })
 	n.start()
 	return n
 }

@@ -99,7 +99,10 @@ func (e *Edge) Recover(ctx context.Context) error {
 		e.finish(s)
 	}
 	e.ready.Store(true)
-	e.log.Info("recovered", "edge", e.id, "running", e.live, "ended", len(lost))
+	e.mu.RLock()
+	live := e.live
+	e.mu.RUnlock()
+	e.log.Info("recovered", "edge", e.id, "running", live, "ended", len(lost))
 	return nil
 }
 

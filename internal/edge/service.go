@@ -30,7 +30,7 @@ func (v service) enter(project string) error {
 func (v service) Info(context.Context, *connect.Request[dsecv1.InfoRequest]) (*connect.Response[dsecv1.InfoResponse], error) {
 	e := v.e
 	if !e.ready.Load() {
-		return nil, dsec.Errorf(dsec.CodeUnavailable, "the edge starts up")
+		return nil, errStarting
 	}
 	e.mu.RLock()
 	live := e.live
@@ -131,7 +131,7 @@ func (v service) GetSandbox(_ context.Context, req *connect.Request[dsecv1.GetRe
 // find is for calls that are served while the edge drains too.
 func (v service) find(project, id string) (*sandbox, error) {
 	if !v.e.ready.Load() {
-		return nil, dsec.Errorf(dsec.CodeUnavailable, "the edge starts up")
+		return nil, errStarting
 	}
 	return v.e.find(project, id)
 }
@@ -149,7 +149,7 @@ func (v service) ListSandboxes(_ context.Context, req *connect.Request[dsecv1.Li
 		return nil, errNoProject
 	}
 	if !v.e.ready.Load() {
-		return nil, dsec.Errorf(dsec.CodeUnavailable, "the edge starts up")
+		return nil, errStarting
 	}
 	size := int(m.PageSize)
 	if size == 0 {
@@ -218,9 +218,10 @@ func (v service) KillSandbox(ctx context.Context, req *connect.Request[dsecv1.Ki
 	if err != nil {
 		return nil, err
 	}
-	if v.e.closing.Err() != nil {
-		return nil, errClosing
+	if err := v.e.beginEnd(); err != nil {
+		return nil, err
 	}
+	defer v.e.end()
 	// The kill goes on where its caller leaves.
 	if err := v.e.stop(s, reasonKilled); err != nil {
 		return nil, err
@@ -235,6 +236,10 @@ func (v service) ExtendSandbox(_ context.Context, req *connect.Request[dsecv1.Ex
 	if err != nil {
 		return nil, err
 	}
+	if err := v.e.beginEnd(); err != nil {
+		return nil, err
+	}
+	defer v.e.end()
 	idle, err := lifetime("idle_timeout", m.IdleTimeout, 0)
 	if err != nil {
 		return nil, err
