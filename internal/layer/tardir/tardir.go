@@ -24,6 +24,10 @@ import (
 // changes its size while it is read is an error: the archive would not be what
 // anyone meant.
 func Write(w io.Writer, dir string) error {
+	dir, err := filepath.EvalSymlinks(dir) // WalkDir does not go into a link
+	if err != nil {
+		return err
+	}
 	fi, err := os.Stat(dir)
 	if err != nil {
 		return err
@@ -56,9 +60,6 @@ func (t *writer) entry(path string, d fs.DirEntry, err error) error {
 		return err
 	}
 	fi, err := d.Info()
-	if rel == "." {
-		fi, err = os.Stat(path) // dir may be given as a link
-	}
 	if err != nil {
 		return err
 	}
