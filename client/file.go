@@ -223,14 +223,12 @@ func send[Req, Res any](
 		if errors.Is(rerr, io.EOF) || errors.Is(rerr, io.ErrUnexpectedEOF) {
 			break
 		} else if rerr != nil {
-			cancel()
-			_, _ = stream.CloseAndReceive()
+			cancel() // and no close, which would look like the end of r
 			return nil, rerr
 		}
 	}
 	if err != nil && !errors.Is(err, io.EOF) { // EOF: the server has answered already
 		cancel()
-		_, _ = stream.CloseAndReceive()
 		return nil, c.typed(err, procedure)
 	}
 	res, err := stream.CloseAndReceive()

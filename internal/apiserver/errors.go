@@ -153,7 +153,6 @@ var (
 	jsonPrefix   = regexp.MustCompile(`^unmarshal message: (?:proto:[\s\x{a0}]*)?`)
 	unknownField = regexp.MustCompile(`unknown field "([A-Za-z0-9_.]+)"`)
 	badValue     = regexp.MustCompile(`invalid value for ([a-z0-9]+) (?:field|type)(?: ([A-Za-z0-9_]+))?: (.*)`)
-	badUTF8      = regexp.MustCompile(`field ([A-Za-z0-9_.]+) contains invalid UTF-8`)
 	duplicate    = regexp.MustCompile(`duplicate field "?([A-Za-z0-9_.]+)`)
 	position     = regexp.MustCompile(`\(line (\d+:\d+)\)`)
 )
@@ -194,8 +193,8 @@ func undecodable(message string) *dsec.Error {
 	if m := badValue.FindStringSubmatch(text); m != nil {
 		return dsec.Invalid(snake(m[2]), "want a value of type %s%s", m[1], at)
 	}
-	if m := badUTF8.FindStringSubmatch(text); m != nil {
-		return dsec.Invalid(m[1][strings.LastIndexByte(m[1], '.')+1:], "want valid UTF-8")
+	if strings.Contains(text, "invalid UTF-8") { // the decoder does not tell where
+		return dsec.Errorf(dsec.CodeInvalid, "a text field is not valid UTF-8")
 	}
 	if m := duplicate.FindStringSubmatch(text); m != nil {
 		return dsec.Invalid(snake(m[1]), "given twice%s", at)
