@@ -183,11 +183,13 @@ func (s *Store) publish(image *os.File, meta Meta) (Meta, error) {
 		return Meta{}, storeError("publish layer", err)
 	}
 
+	// One that is there already is kept, unless it went bad: the new one then
+	// takes its name. Mounts of the old one go on with the old file.
+	if old, err := s.Get(meta.Digest); err == nil && s.verify(old) == nil {
+		return old, nil
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if e := s.layers[meta.Digest]; e != nil {
-		return e.meta, nil
-	}
 	imagePath := s.file(meta.Digest, imageExt)
 	if err := os.Rename(image.Name(), imagePath); err != nil {
 		return Meta{}, storeError("publish layer", err)

@@ -1,6 +1,7 @@
 package layer
 
 import (
+	"archive/tar"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -8,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -45,6 +47,14 @@ var badHelpers = map[string]func(){
 	},
 	"probe":         func() { probe(true) },
 	"probe-control": func() { probe(false) },
+	"builder": func() {
+		s, err := Open(os.Args[2], Options{})
+		if err != nil {
+			panic(err)
+		}
+		_, _, err = s.Build(context.Background(), "", os.Stdin)
+		panic(err)
+	},
 	"confined-waits": func() {
 		if _, err := confineHelper(Limits{}.WithDefaults()); err != nil {
 			fmt.Fprintln(os.Stderr, err)
@@ -233,6 +243,88 @@ func TestFullDisk(t *testing.T) {
 	}
 	build(t, s, "small")
 	_ = s.Close() // before the unmount
+}
+
+// When the store's process is killed, its helper dies with it, and what it had
+// made goes with the next Open.
+func TestKilledStore(t *testing.T) {
+	dir := t.TempDir()
+	cmd := exec.Command("/proc/self/exe", "builder", dir)
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
+	// More than the pipes hold: the helper has read some when this returns.
+	if _, err := stdin.Write(archive(t, strings.Repeat("x", 8<<20))[:4<<20]); err != nil {
+		t.Fatal(err)
+	}
+	var helper int
+	if _, err := fmt.Sscan(string(allChildren(t, cmd.Process.Pid)), &helper); err != nil {
+		t.Fatalf("no helper: %v", err)
+	}
+	pidfd, err := unix.PidfdOpen(helper, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(pidfd)
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait()
+	poll := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
+	if n, err := unix.Poll(poll, 10_000); n != 1 {
+		t.Errorf("the helper outlived its store: %v", err)
+	}
+	s := openStoreIn(t, dir, Options{})
+	wantFiles(t, s)
+}
+
+// allChildren are the children that all threads of a process made.
+func allChildren(t *testing.T, pid int) (list []byte) {
+	t.Helper()
+	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, task := range tasks {
+		b, err := os.ReadFile(task)
+		if err == nil {
+			list = append(list, b...)
+		}
+	}
+	return list
+}
+
+// An archive whose tree does not fit the memory allowed is refused; the store
+// and its process go on.
+func TestMemory(t *testing.T) {
+	s := openStore(t, Options{Limits: Limits{MemoryBytes: 256 << 20}})
+	pr, pw := io.Pipe()
+	go func() {
+		w := tar.NewWriter(pw)
+		content := bytes.Repeat([]byte("x"), 3500)
+		for i := range 90_000 { // small files go into the image's index, in memory
+			if err := w.WriteHeader(&tar.Header{Name: fmt.Sprint("f", i), Typeflag: tar.TypeReg, Size: int64(len(content))}); err != nil {
+				return
+			}
+			if _, err := w.Write(content); err != nil {
+				return
+			}
+		}
+		_ = pw.CloseWithError(w.Close())
+	}()
+	_, _, err := s.Build(t.Context(), "", pr)
+	_ = pr.Close()
+	wantCode(t, err, dsec.CodeInvalid)
+	if err == nil || !strings.Contains(err.Error(), "memory") {
+		t.Errorf("%v, want memory named", err)
+	}
+	wantFiles(t, s)
+	build(t, s, "small")
 }
 
 // probeCalls are what a helper in an archive's hands would try.

@@ -75,7 +75,8 @@ func Open(dir string, opt Options) (*Store, error) {
 	return s, nil
 }
 
-// Close gives the directory up. Layers stay; holds are forgotten.
+// Close gives the directory up, once no Build runs. Layers stay; holds are
+// forgotten.
 func (s *Store) Close() error { return s.lock.Close() }
 
 func (s *Store) tmp() string   { return filepath.Join(s.dir, "tmp") }

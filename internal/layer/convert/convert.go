@@ -59,7 +59,9 @@ type Limits struct {
 	DocumentBytes int64 `json:"document_bytes,omitempty"`
 	// WindowBytes is the largest zstd window: 128 MiB.
 	WindowBytes uint64 `json:"window_bytes,omitempty"`
-	// MemoryBytes that the process which converts may use: 4 GiB.
+	// MemoryBytes that the process which converts may use, 256 MiB or more:
+	// 4 GiB. A file in the tree takes about 1.2 KiB, one of up to 4 KiB its
+	// content too.
 	MemoryBytes int64 `json:"memory_bytes,omitempty"`
 }
 
