@@ -107,7 +107,7 @@ func (c *call) fail(err error) error {
 
 // overGrace is how long after a connection broke the end of its sandbox may
 // come to be known.
-const overGrace = 250 * time.Millisecond
+const overGrace = 100 * time.Millisecond
 
 // over reports whether the sandbox ended, or does within a moment.
 func (c *call) over() bool {
