@@ -60,8 +60,7 @@ type Limits struct {
 	// WindowBytes is the largest zstd window: 128 MiB.
 	WindowBytes uint64 `json:"window_bytes,omitempty"`
 	// MemoryBytes that the process which converts may use, 256 MiB or more:
-	// 4 GiB. A file in the tree takes about 1.2 KiB, one of up to 4 KiB its
-	// content too.
+	// 4 GiB. A file in the tree takes about 1.2 KiB and its path, twice.
 	MemoryBytes int64 `json:"memory_bytes,omitempty"`
 }
 
