@@ -57,10 +57,25 @@ func (g *group) oomKills() (int64, bool) {
 	return field(g.OOM, "oom_kill ")
 }
 
-// kill ends every process of the group, at once.
-func (g *group) kill() bool {
+// ownsGroup reports whether p's group was not given to another command since.
+func (p *process) ownsGroup() bool {
+	p.c.mu.Lock()
+	defer p.c.mu.Unlock()
+	return p.group.owner == p
+}
+
+// killGroup ends every process of p's group, at once. A group that p has given
+// back is empty of p's processes, and may hold another command's: it is left
+// alone, for which the lock is held over the write. False: not killed.
+func (p *process) killGroup() bool {
+	g := p.group
 	if g.Kill < 0 {
 		return false
+	}
+	p.c.mu.Lock()
+	defer p.c.mu.Unlock()
+	if g.owner != p {
+		return true
 	}
 	_, err := syscall.Write(g.Kill, []byte("1"))
 	return err == nil

@@ -9,7 +9,7 @@ import (
 
 // killTree ends the command with all its descendants.
 func (p *process) killTree() {
-	if p.group != nil && p.group.kill() {
+	if p.group != nil && p.killGroup() {
 		p.killStarted()
 		return
 	}
@@ -50,13 +50,17 @@ func (p *process) signalTree(sig syscall.Signal) {
 // descendants lists the processes of the command that run: those of its
 // group; without one those of its session, and what descends from it.
 func (p *process) descendants() []int {
-	if p.group != nil {
-		if pids := p.group.pids(); len(pids) > 0 {
-			return pids
-		}
-		if !p.group.populated() {
-			return nil
-		}
+	if p.group == nil {
+		return family(p.getPID())
+	}
+	if !p.ownsGroup() {
+		return nil // it was empty when it was given to another command
+	}
+	if pids := p.group.pids(); len(pids) > 0 {
+		return pids
+	}
+	if !p.group.populated() {
+		return nil
 	}
 	return family(p.getPID())
 }
