@@ -136,6 +136,7 @@ func Convert(archive io.Reader, image, scratch File, opt Options) (Result, error
 		if err != nil {
 			return Result{}, err
 		}
+		c.findings.init() // those so far are of the archive's own files
 		if tree, err = c.merge(img); err != nil {
 			return Result{}, err
 		}

@@ -249,6 +249,24 @@ func TestSelect(t *testing.T) {
 	wantInvalid(t, tarOf(t, file("a")), Options{Select: "x"}, "no images to select from")
 }
 
+// Old docker-archives hold a layer once and link to it from elsewhere.
+func TestDockerLayerLinks(t *testing.T) {
+	l := tarOf(t, file("a"))
+	config := marshal(t, object{"rootfs": object{"type": "layers", "diff_ids": []string{digestOf(l), digestOf(l)}}})
+	build := func(target string) []byte {
+		return tarOf(t, text("c.json", string(config)), text("one/layer.tar", string(l)), symlink("two/layer.tar", target),
+			text("manifest.json", string(marshal(t, []object{{"Config": "c.json", "Layers": []string{"one/layer.tar", "two/layer.tar"}}}))))
+	}
+	if got := mustConvert(t, build("../one/layer.tar")); got.Kind != KindDockerArchive || got.tree["a"] != "= a" {
+		t.Errorf("kind %s, tree %v", got.Kind, got.tree)
+	}
+	for _, target := range []string{"../../../../etc/passwd", "/etc/passwd", "layer.tar", "../one"} {
+		if _, err := convertBytes(t, build(target), Options{}); err == nil || dsec.CodeOf(err) != dsec.CodeInvalid {
+			t.Errorf("link to %s: %v, want invalid", target, err)
+		}
+	}
+}
+
 // What one layer hides of those below it, and nothing else. (S91)
 func TestWhiteouts(t *testing.T) {
 	type tree = map[string]string
@@ -396,7 +414,12 @@ func TestIndexOfPlatforms(t *testing.T) {
 	inner := marshal(t, object{"schemaVersion": 2, "mediaType": typeIndex, "manifests": []object{db, da, dc}})
 	index := marshal(t, object{"schemaVersion": 2, "manifests": []object{descriptor(typeIndex, inner)}})
 	entries := append(append(a, b...), blobEntry(inner), text("index.json", string(index)), text("oci-layout", `{"imageLayoutVersion":"1.0.0"}`))
-	if got := mustConvert(t, tarOf(t, entries...)).tree["f"]; got != "= mine" {
+	entries[0].uid = 100000 // of the archive's file, not of the image's
+	whole := mustConvert(t, tarOf(t, entries...))
+	if len(whole.Findings) > 0 {
+		t.Errorf("findings of the archive's own files: %q", whole.Findings)
+	}
+	if got := whole.tree["f"]; got != "= mine" {
 		t.Errorf("%q, want this node's image", got)
 	}
 }

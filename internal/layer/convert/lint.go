@@ -27,7 +27,7 @@ type tally struct {
 // maxFindings bounds the list; what is beyond it is counted.
 const maxFindings = 200
 
-func (f *findings) init() { f.counted = map[string]*tally{} }
+func (f *findings) init() { *f = findings{counted: map[string]*tally{}} }
 
 func (f *findings) add(name, what string) {
 	if len(f.lines) == maxFindings {
