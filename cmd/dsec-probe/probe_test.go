@@ -59,6 +59,9 @@ func probe(t *testing.T, mode string, args ...string) map[string]any {
 		UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}},
 		GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}},
 	}
+	// fchmod(0, 0) is one of the calls tried: descriptor 0 must not be the
+	// host's /dev/null, which os/exec would open.
+	cmd.Stdin = strings.NewReader("")
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
