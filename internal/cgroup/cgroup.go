@@ -61,7 +61,10 @@ type Options struct {
 	Name string
 	// Pool is how many groups are kept ready; 0 is none.
 	Pool int
-	Log  *slog.Logger
+	// Prepare, where set, is called with a descriptor of the v2 directory of each
+	// new group, before anything runs in it: to attach programs.
+	Prepare func(dir int) error
+	Log     *slog.Logger
 }
 
 // Tree is the cgroups of one edge. Two Trees of one name must not exist at

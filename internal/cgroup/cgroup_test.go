@@ -436,6 +436,27 @@ func TestCommandGroupsAreBounded(t *testing.T) {
 	}
 }
 
+func TestPrepareSeesEachNewGroupAndMayRefuseIt(t *testing.T) {
+	tree := openTree(t, 0)
+	var seen []string
+	tree.opts.Prepare = func(dir int) error {
+		path, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", dir))
+		seen = append(seen, filepath.Base(path))
+		return err
+	}
+	if g := create(t, tree, idA, small); len(seen) != 1 || seen[0] != g.Name() {
+		t.Errorf("saw %v, want %s", seen, g.Name())
+	}
+	refusal := errors.New("no")
+	tree.opts.Prepare = func(int) error { return refusal }
+	if g, err := tree.Create(context.Background(), idB, -1, small); !errors.Is(err, refusal) {
+		t.Errorf("got %v, %v; want the refusal", g, err)
+	}
+	if names, err := tree.names(); err != nil || len(names) != 1 {
+		t.Errorf("left: %v, %v; want the first group alone", names, err)
+	}
+}
+
 // A process without privilege, in the group, may clone into a command group if
 // it is the owner, and only then.
 func TestOwnerClonesIntoACommandGroup(t *testing.T) {

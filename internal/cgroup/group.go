@@ -85,6 +85,9 @@ func (g *Group) makeDirs() error {
 	if err := g.mkdir(g.tree.v2, g.name); err != nil {
 		return err
 	}
+	if err := g.prepare(); err != nil {
+		return err
+	}
 	if !g.tree.layout.Unified {
 		for _, c := range controllers {
 			if err := g.mkdir(g.tree.v1[c], g.name); err != nil {
@@ -104,6 +107,18 @@ func (g *Group) makeDirs() error {
 	}
 	// Commands are told apart by memory only: for OOM.
 	return g.write("/work", "cgroup.subtree_control", "+memory")
+}
+
+func (g *Group) prepare() error {
+	if g.tree.opts.Prepare == nil {
+		return nil
+	}
+	fd, err := unix.Openat(g.tree.v2, g.name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("cgroup %s: %w", g.name, err)
+	}
+	defer unix.Close(fd)
+	return g.tree.opts.Prepare(fd)
 }
 
 func (g *Group) mkdir(dir int, name string) error {
