@@ -5,9 +5,11 @@ import asyncio
 from libdsec import DSecClient, DSecContainerRunArgs, DSecError, Sandbox
 
 
-async def attempt(sandbox: Sandbox, number: int) -> float | None:
+async def attempt(sandbox: Sandbox | DSecError, number: int) -> float | None:
     """Return the reward of one attempt; None where the platform failed, and there is none."""
     try:
+        if isinstance(sandbox, DSecError):
+            raise sandbox  # it could not be made
         async with sandbox:
             await sandbox.files.write("/tmp/answer", f"{number * number}\n")
             result = await sandbox.run_shell(
@@ -27,8 +29,7 @@ async def main(image: str = "base", count: int = 8) -> list[float | None]:
         container_image=image, memory_limit_mb=256, ttl_running_stop=60, job="attempts"
     )
     async with DSecClient() as client:
-        items = await client.run_containers(args, count, timeout=120)
-        sandboxes = [s for s in items if isinstance(s, Sandbox)]
+        sandboxes = await client.run_containers(args, count, timeout=120)
         rewards = await asyncio.gather(*(attempt(s, i) for i, s in enumerate(sandboxes)))
         print("rewards:", *rewards)
         return list(rewards)

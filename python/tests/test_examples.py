@@ -18,7 +18,7 @@ PRINTED = {
     "quickstart": "hello from /tmp\n",
     "attempts": "rewards: 1.0 0.0 1.0 0.0 1.0 0.0 1.0 0.0\n",
     "background": "stdout 0 b'one\\n'\nstdout 4 b'two\\n'\nexited with status 0\n",
-    "session": "hello from /tmp/work\n(claimed)\n",
+    "session": "hello from /tmp/work\nclaimed: True\n",
     "transfer": "notes.txt 11\nsize.txt 3\n",
 }
 
