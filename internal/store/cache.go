@@ -152,10 +152,13 @@ func (c *Cache[T]) run(ctx context.Context) {
 func (c *Cache[T]) follow(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
 	defer cancel()
+	// From the revision that is known and not from the one after it: etcd tells
+	// no progress to a watch whose first revision is not there yet, and where
+	// nobody writes it never comes. Applying a change twice does no harm.
 	c.mu.RLock()
-	next := c.rev + 1
+	known := c.rev
 	c.mu.RUnlock()
-	events := c.store.client.Watch(ctx, root+c.prefix, clientv3.WithPrefix(), clientv3.WithRev(next), clientv3.WithProgressNotify())
+	events := c.store.client.Watch(ctx, root+c.prefix, clientv3.WithPrefix(), clientv3.WithRev(known), clientv3.WithProgressNotify())
 	tick := time.NewTicker(progressEvery)
 	defer tick.Stop()
 	for {
