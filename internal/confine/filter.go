@@ -130,15 +130,23 @@ func (p *policy) of(nr uint32) []rule {
 	return rules
 }
 
-// search finds the span of the call number in the accumulator.
+// search finds the span of the call number in the accumulator. It halves the
+// calls and not the spans: the kernel asks for each call once.
 func search(spans []span) []unix.SockFilter {
 	if len(spans) == 1 {
 		return decide(spans[0].rules)
 	}
-	half := len(spans) / 2
+	half := 1
+	middle := spans[0].first/2 + min(spans[len(spans)-1].first, maxCalls)/2
+	for half < len(spans)-1 && spans[half].first < middle {
+		half++
+	}
 	low, high := search(spans[:half]), search(spans[half:])
 	return append(append(branch(spans[half].first, len(low)), low...), high...)
 }
+
+// maxCalls is about how many calls x86-64 has: no more are asked for.
+const maxCalls = 500
 
 // branch goes on where the number is below first, and skips n instructions
 // where it is not. A conditional jump reaches 255 instructions.
