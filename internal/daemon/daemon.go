@@ -20,7 +20,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"golang.org/x/sys/unix"
-	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/opendsec/dsec"
 )
@@ -102,12 +101,6 @@ func ListenUnix(path string) (net.Listener, error) {
 		return nil, fmt.Errorf("listen on %s: %w", path, err)
 	}
 	return l, nil
-}
-
-// Memory is a listener inside the process, and its dialer.
-func Memory() (net.Listener, func(context.Context) (net.Conn, error)) {
-	l := bufconn.Listen(256 << 10)
-	return l, l.DialContext
 }
 
 // Lock makes dir this process's own for as long as it lives. dir is made if missing.
