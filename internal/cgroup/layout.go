@@ -19,9 +19,14 @@ type Layout struct {
 	Unified bool
 	// V1 has the mount points of memory, pids and cpu where they are on v1.
 	V1 map[string]string
-	// NSDelegate tells that V2 was mounted with that option.
-	NSDelegate bool
+	// NSDelegate and FavorDynMods tell that V2 was mounted with these options.
+	NSDelegate   bool
+	FavorDynMods bool
 }
+
+// SlowJoins tells that commands cannot be cloned into their groups and that
+// each move into one waits some ms on a quiet machine.
+func (l Layout) SlowJoins() bool { return l.NSDelegate && !l.FavorDynMods }
 
 // String names the layout: unified or hybrid.
 func (l Layout) String() string {
@@ -86,7 +91,9 @@ func parseMounts(mounts string) (l Layout, v1 map[string]string) {
 		switch f[2] {
 		case "cgroup2":
 			if l.V2 == "" {
-				l.V2, l.NSDelegate = point, slices.Contains(options, "nsdelegate")
+				l.V2 = point
+				l.NSDelegate = slices.Contains(options, "nsdelegate")
+				l.FavorDynMods = slices.Contains(options, "favordynmods")
 			}
 		case "cgroup":
 			for _, o := range options {

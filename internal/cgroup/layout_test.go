@@ -29,6 +29,11 @@ func TestPlaceDecidesFromTheMounts(t *testing.T) {
 			on:   []string{"hugetlb"},
 			want: Layout{V2: "/c/unified", V1: v1},
 		},
+		"unified, quick to join": {
+			mounts: "cgroup2 /sys/fs/cgroup cgroup2 rw,nsdelegate,favordynmods 0 0\n",
+			on:     controllers,
+			want:   Layout{V2: "/sys/fs/cgroup", Unified: true, NSDelegate: true, FavorDynMods: true, V1: map[string]string{}},
+		},
 		"escaped mount point": {
 			mounts: `cgroup2 /a\040b\134 cgroup2 rw 0 0`,
 			on:     controllers,
