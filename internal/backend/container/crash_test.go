@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -95,7 +96,7 @@ func (h *host) startVictim(e errand) (cmd *exec.Cmd, stdin io.WriteCloser, handl
 func killed(t testing.TB, cmd *exec.Cmd) {
 	t.Helper()
 	_ = cmd.Wait()
-	if ws := cmd.ProcessState.Sys().(unix.WaitStatus); !ws.Signaled() || ws.Signal() != unix.SIGKILL {
+	if ws, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); !ok || !ws.Signaled() || ws.Signal() != unix.SIGKILL {
 		t.Fatalf("the victim ended with %v, want it killed", cmd.ProcessState)
 	}
 }

@@ -121,24 +121,50 @@ func newHost(t testing.TB, change func(*Config)) *host {
 	testutil.Ledger(t, name)
 	run := filepath.Join("/run", name)
 	check(t, os.MkdirAll(run, 0o700))
-	t.Cleanup(func() { check(t, os.RemoveAll(run)) })
+	t.Cleanup(func() {
+		if err := os.RemoveAll(run); err != nil {
+			t.Error(err)
+		}
+	})
 	h := &host{TB: t, image: img, config: Config{
-		RunDir: run + "/run", Disk: disk.Options{Dir: run + "/disk", ImageBytes: 1 << 30}, Cgroup: name, Chronus: filepath.Join(dir, "chronus"),
+		RunDir: run + "/run", Disk: disk.Options{Dir: run + "/disk", ImageBytes: 256 << 20}, Cgroup: name, Chronus: filepath.Join(dir, "chronus"),
 		Launcher: []string{"/proc/self/exe"}, Debug: true, Logger: testutil.Logger(t),
 	}}
 	if change != nil {
 		change(&h.config)
 	}
 	h.open()
-	t.Cleanup(func() {
-		check(t, h.b.Close())
-		check(t, h.b.tree.Destroy())
-		store, err := disk.Open(h.config.Disk)
-		check(t, err)
-		check(t, store.Destroy(context.Background()))
-	})
+	t.Cleanup(func() { h.removeAll(t) })
 	check(t, h.b.Sweep(t.Context(), nil))
 	return h
+}
+
+// removeAll takes down what a failed test may have left too. It ends no
+// goroutine, so that a panic of the test is seen.
+func (h *host) removeAll(t testing.TB) {
+	err := h.b.Close()
+	if err == nil {
+		err = h.b.tree.Destroy() // fails where a sandbox was left
+	}
+	if err != nil {
+		t.Error(cause(err))
+	}
+	if t.Failed() { // what a test that failed has left must not fail others
+		b, err := New(h.config)
+		if err == nil {
+			err = errors.Join(b.Sweep(context.Background(), nil), b.Close(), b.tree.Destroy())
+		}
+		if err != nil {
+			t.Error(cause(err))
+		}
+	}
+	store, err := disk.Open(h.config.Disk)
+	if err == nil {
+		err = store.Destroy(context.Background())
+	}
+	if err != nil {
+		t.Error(cause(err))
+	}
 }
 
 func (h *host) open() {

@@ -1,7 +1,17 @@
 package container
 
 import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
 	"testing"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/backend"
+	"github.com/opendsec/dsec/internal/chronusapi"
 )
 
 func TestSandboxRunsCommands(t *testing.T) {
@@ -10,5 +20,194 @@ func TestSandboxRunsCommands(t *testing.T) {
 	o := s.sh("echo hello; exit 3")
 	if o.out != "hello\n" || o.Code != 3 {
 		t.Errorf("have %q, %+v", o.out, o.Outcome)
+	}
+	if s.i.Warm() {
+		t.Error("warm without a pool")
+	}
+}
+
+func TestProbe(t *testing.T) {
+	h := newHost(t, nil)
+	info, err := h.b.Probe(t.Context())
+	check(t, err)
+	if !info.Available || info.Kind != dsec.KindContainer || len(info.Features) == 0 {
+		t.Errorf("have %+v", info)
+	}
+	// A host that lacks something says what.
+	broken := *h.b
+	broken.probed, broken.live = backend.Info{}, map[dsec.SandboxID]*instance{}
+	broken.launcher = &launcher{argv: []string{"/nonexistent"}, log: h.b.log}
+	info, err = broken.Probe(t.Context())
+	check(t, err)
+	if info.Available || len(info.Notes) != 1 || !strings.Contains(info.Notes[0], "nonexistent") {
+		t.Errorf("have %+v", info)
+	}
+}
+
+// What programs see of the machine is what the sandbox may use.
+func TestWhatProgramsSee(t *testing.T) {
+	s := newHost(t, nil).create()
+	for script, want := range map[string]string{
+		"nproc":                                 "1",
+		"grep -c ^processor /proc/cpuinfo":      "1",
+		"cat /sys/devices/system/cpu/online":    "0",
+		"grep MemTotal /proc/meminfo":           "MemTotal:         131072 kB",
+		"hostname":                              string(s.id),
+		"cat /etc/hostname":                     string(s.id),
+		"id -u":                                 "0",
+		"stat -c %u:%g:%a /etc /tmp /root":      "0:0:755\n0:0:755\n0:0:755",
+		"stat -f -c %T /dev/shm":                "tmpfs",
+		"df -k /dev/shm | awk 'END {print $2}'": "65536",
+		"cat /sys/fs/cgroup/pids/pids.max 2>/dev/null || cat /sys/fs/cgroup/pids.max": "64",
+		"ping -c 1 -q 127.0.0.1 | grep -c ' 0% packet loss'":                          "1",
+		"grep -c . /proc/self/uid_map":                                                "1",
+		"ls /dev | sort | tr '\\n' ' '":                                               "fd full mqueue null ptmx pts random shm stderr stdin stdout tty urandom zero ",
+	} {
+		if o := s.sh(script); strings.TrimSuffix(o.out, "\n") != want {
+			t.Errorf("%s: have %q, want %q", script, o.out, want)
+		}
+	}
+}
+
+// The port range and ping are root's business outside; inside both work.
+func TestLowPorts(t *testing.T) {
+	s := newHost(t, nil).create()
+	if o := s.sh("(echo pong | nc -l -p 80 -s 127.0.0.1 &) ; for i in 1 2 3 4 5 6 7 8 9; do nc 127.0.0.1 80 </dev/null && exit; sleep 0.1; done"); o.out != "pong\n" {
+		t.Errorf("have %q", o.out)
+	}
+}
+
+func TestLimits(t *testing.T) {
+	h := newHost(t, nil)
+	s := h.create()
+	limits := h.request().Spec.Limits
+	t.Run("disk", func(t *testing.T) {
+		o := s.sh("dd if=/dev/zero of=/big bs=1M count=1000; stat -c %s /big; rm /big")
+		lines := strings.Split(strings.TrimSpace(o.out), "\n")
+		size, err := strconv.ParseInt(lines[len(lines)-1], 10, 64)
+		check(t, err)
+		if size > limits.DiskBytes || size < limits.DiskBytes*9/10 {
+			t.Errorf("wrote %d bytes of %d\n%s", size, limits.DiskBytes, o.out)
+		}
+	})
+	t.Run("memory", func(t *testing.T) {
+		o := s.sh("dd if=/dev/zero of=/dev/null bs=1000M count=1")
+		if !o.OOM {
+			t.Errorf("have %+v, want OOM", o)
+		}
+	})
+	if o := s.sh("echo alive"); o.out != "alive\n" {
+		t.Errorf("have %q", o.out)
+	}
+	u, err := s.i.Usage(t.Context())
+	check(t, err)
+	if u.MemoryLimit != limits.MemoryBytes || u.PidsLimit != limits.Pids || u.DiskLimit != limits.DiskBytes || u.OOMKills < 1 || u.CPU <= 0 {
+		t.Errorf("have %+v", u)
+	}
+}
+
+// A create that cannot work names the field at fault and leaves nothing.
+func TestBadRequests(t *testing.T) {
+	h := newHost(t, nil)
+	for name, tc := range map[string]struct {
+		change func(*backend.CreateRequest)
+		code   dsec.Code
+		field  string
+	}{
+		"id":            {func(r *backend.CreateRequest) { r.ID = "../x" }, dsec.CodeInvalid, "sandbox_id"},
+		"no memory":     {func(r *backend.CreateRequest) { r.Spec.Limits.MemoryBytes = 0 }, dsec.CodeInvalid, "limits.memory_bytes"},
+		"negative disk": {func(r *backend.CreateRequest) { r.Spec.Limits.DiskBytes = -1 }, dsec.CodeInvalid, "limits.disk_bytes"},
+		"no pids":       {func(r *backend.CreateRequest) { r.Spec.Limits.Pids = 0 }, dsec.CodeInvalid, "limits.pids"},
+		"digest":        {func(r *backend.CreateRequest) { r.Layers[0].Digest = "sha256:../../etc" }, dsec.CodeInvalid, "layers"},
+		"missing image": {func(r *backend.CreateRequest) {
+			r.Layers = []backend.Layer{{Digest: "sha256:" + strings.Repeat("0", 64), Path: "/nonexistent"}}
+		}, dsec.CodeNotFound, "layers"},
+		"not an image": {func(r *backend.CreateRequest) {
+			r.Layers = []backend.Layer{{Digest: "sha256:" + strings.Repeat("1", 64), Path: "/etc/passwd"}}
+		}, dsec.CodeInvalid, "layers"},
+		"too many layers": {func(r *backend.CreateRequest) { r.Layers = make([]backend.Layer, 1000) }, dsec.CodeInvalid, "layers"},
+	} {
+		req := h.request()
+		tc.change(&req)
+		_, err := h.b.Create(t.Context(), req)
+		var e *dsec.Error
+		if err == nil || dsec.CodeOf(err) != tc.code {
+			t.Errorf("%s: %v, want %s", name, err, tc.code)
+		} else if !errors.As(err, &e) || e.Field != tc.field {
+			t.Errorf("%s: field %q, want %q (%v)", name, e.Field, tc.field, err)
+		}
+	}
+	s := h.create()
+	req := h.request()
+	req.ID = s.id
+	if _, err := h.b.Create(t.Context(), req); err == nil || dsec.CodeOf(err) != dsec.CodeConflict {
+		t.Errorf("twice: %v, want conflict", err)
+	}
+	if o := s.sh("echo first"); o.out != "first\n" {
+		t.Errorf("the first one has %q", o.out)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := h.b.Create(ctx, h.request()); err == nil {
+		t.Error("a canceled create worked")
+	}
+}
+
+// Creates, commands and destroys at once, each destroyed by two at once.
+func TestManyAtOnce(t *testing.T) {
+	h := newHost(t, func(c *Config) { c.Warm = 2 })
+	var wg sync.WaitGroup
+	for n := range 4 {
+		wg.Go(func() {
+			for range 5 {
+				req := h.request()
+				i, err := h.b.Create(t.Context(), req)
+				if err != nil {
+					t.Error(cause(err))
+					return
+				}
+				s := &sandbox{host: h, id: req.ID}
+				s.use(i)
+				word := fmt.Sprintf("worker %d", n)
+				if o := s.sh("echo " + word); o.out != word+"\n" {
+					t.Errorf("have %q", o.out)
+				}
+				_ = s.client.Close()
+				for range 2 {
+					wg.Go(func() {
+						if err := i.Destroy(t.Context()); err != nil {
+							t.Error(cause(err))
+						}
+					})
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// Each command has a control group of its own, made when one is needed.
+func TestCommandGroups(t *testing.T) {
+	s := newHost(t, nil).create()
+	start := func() (*chronusapi.Events, error) {
+		return s.client.Start(t.Context(), chronusapi.StartRequest{Command: chronusapi.Command{
+			Argv: []string{"/bin/cat"}, Env: []string{"PATH=/bin"}, Cwd: "/",
+		}, OpenStdin: true})
+	}
+	var running []*chronusapi.Events
+	for range 5 {
+		ev, err := start()
+		if err != nil {
+			check(t, s.i.(backend.Grouper).AddGroup(t.Context()))
+			ev, err = start()
+		}
+		check(t, err)
+		running = append(running, ev)
+	}
+	if o := s.sh("ls /proc | grep -c '^[0-9]'"); o.Code != 0 {
+		t.Errorf("have %+v", o)
+	}
+	for _, ev := range running {
+		check(t, ev.Close())
 	}
 }
