@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -355,6 +356,7 @@ var probeCalls = []struct {
 	{"chdir", func() unix.Errno { return try(unix.SYS_CHDIR, str("/tmp"), 0, 0, 0) }},
 	{"prctl", func() unix.Errno { return try(unix.SYS_PRCTL, unix.PR_GET_DUMPABLE, 0, 0, 0) }},
 	{"unshare", func() unix.Errno { return try(unix.SYS_UNSHARE, unix.CLONE_NEWUTS, 0, 0, 0) }},
+	{"fork", func() unix.Errno { return try(unix.SYS_CLONE, uintptr(unix.SIGCHLD)|unix.CLONE_THREAD, 0, 0, 0) }},
 	{"execve", func() unix.Errno { return try(unix.SYS_EXECVE, str("/nonexistent"), 0, 0, 0) }},
 }
 
@@ -390,6 +392,19 @@ func probe(confined bool) {
 			os.Exit(1)
 		}
 	}
+	// Threads can be made at any time.
+	var wg sync.WaitGroup
+	all := make(chan struct{})
+	for range 12 {
+		wg.Add(1)
+		go func() {
+			runtime.LockOSThread()
+			wg.Done()
+			<-all
+		}()
+	}
+	wg.Wait()
+	close(all)
 	res := &convert.Result{}
 	for _, c := range probeCalls {
 		res.Findings = append(res.Findings, c.name+": "+unix.ErrnoName(c.call()))
@@ -434,7 +449,7 @@ func TestHelperIsConfined(t *testing.T) {
 			if c != "execve: ENOENT" {
 				t.Errorf("control: %s", c)
 			}
-		case "unshare", "signal the parent": // not without a right that the helper has not
+		case "unshare", "signal the parent", "fork": // not without a right that the helper has not
 		default:
 			if c != probeCalls[i].name+": " {
 				t.Errorf("control: %s", c)

@@ -42,6 +42,7 @@ var helperCalls = []uint32{
 	unix.SYS_RESTART_SYSCALL, unix.SYS_GETRANDOM, unix.SYS_EXIT, unix.SYS_EXIT_GROUP,
 	unix.SYS_EPOLL_CREATE1, unix.SYS_EPOLL_CTL, unix.SYS_EPOLL_PWAIT, unix.SYS_EVENTFD2,
 	unix.SYS_TIMER_CREATE, unix.SYS_TIMER_SETTIME, unix.SYS_TIMER_DELETE, unix.SYS_RSEQ,
+	unix.SYS_SET_ROBUST_LIST,
 }
 
 // Offsets in struct seccomp_data.
@@ -54,6 +55,7 @@ const (
 	actionKill  = 0x80000000 // SECCOMP_RET_KILL_PROCESS
 	actionAllow = 0x7fff0000
 	actionEPERM = 0x00050000 | uint32(unix.EPERM)
+	actionNoSys = 0x00050000 | uint32(unix.ENOSYS)
 )
 
 // threadFlags are those of a clone(2) that makes a thread of this process.
@@ -79,6 +81,10 @@ func filter() []bpf.Instruction {
 			bpf.RetConstant{Val: actionAllow})
 	}
 	prog = append(prog,
+		// Its flags are behind a pointer: glibc, in a build with cgo, falls
+		// back to clone where there is no clone3.
+		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: unix.SYS_CLONE3, SkipTrue: 1},
+		bpf.RetConstant{Val: actionNoSys},
 		// Threads, no processes.
 		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: unix.SYS_CLONE, SkipTrue: 5},
 		bpf.LoadAbsolute{Off: dataArg0, Size: 4},
