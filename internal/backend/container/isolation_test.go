@@ -47,6 +47,9 @@ func TestNoDescriptorLeaks(t *testing.T) {
 			f := strings.Fields(line)
 			switch f[0] {
 			case "fd":
+				if strings.HasPrefix(f[2], "/sys/fs/cgroup/") {
+					continue // opened by the Go runtime of the program itself
+				}
 				if !slices.Contains([]string{"0", "1", "2"}, f[1]) {
 					t.Errorf("a descriptor more: %s", line)
 				}

@@ -2,7 +2,6 @@ package container
 
 import (
 	"context"
-	"fmt"
 	"os"
 	"slices"
 	"strings"
@@ -81,6 +80,12 @@ func (s *layers) holdOne(ctx context.Context, w backend.Layer) (int, error) {
 }
 
 func (s *layers) mount(w backend.Layer) error {
+	s.mu.Lock()
+	known := s.byName[w.Digest] != nil // since the caller looked
+	s.mu.Unlock()
+	if known {
+		return nil
+	}
 	if name, ok := strings.CutPrefix(w.Digest, "sha256:"); !ok || !isHex(name) {
 		return dsec.Invalid("layers", "want a digest sha256:<64 hex digits>, have %q", w.Digest)
 	}
@@ -91,7 +96,7 @@ func (s *layers) mount(w backend.Layer) error {
 	defer image.Close()
 	fd, err := s.ns.mount(w.Digest, int(image.Fd()))
 	if err != nil {
-		return fmt.Errorf("layer %s: %w", w.Digest, err)
+		return &dsec.Error{Code: dsec.CodeInternal, Field: "layers", Message: "the image of layer " + w.Digest + " cannot be mounted", Err: err}
 	}
 	s.mu.Lock()
 	s.byName[w.Digest] = &layer{fd: fd}

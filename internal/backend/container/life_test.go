@@ -34,10 +34,8 @@ func TestProbe(t *testing.T) {
 		t.Errorf("have %+v", info)
 	}
 	// A host that lacks something says what.
-	broken := *h.b
-	broken.probed, broken.live = backend.Info{}, map[dsec.SandboxID]*instance{}
-	broken.launcher = &launcher{argv: []string{"/nonexistent"}, log: h.b.log}
-	info, err = broken.Probe(t.Context())
+	h = newHost(t, func(c *Config) { c.Launcher = []string{"/nonexistent"} })
+	info, err = h.b.Probe(t.Context())
 	check(t, err)
 	if info.Available || len(info.Notes) != 1 || !strings.Contains(info.Notes[0], "nonexistent") {
 		t.Errorf("have %+v", info)
@@ -72,7 +70,7 @@ func TestWhatProgramsSee(t *testing.T) {
 // The port range and ping are root's business outside; inside both work.
 func TestLowPorts(t *testing.T) {
 	s := newHost(t, nil).create()
-	if o := s.sh("(echo pong | nc -l -p 80 -s 127.0.0.1 &) ; for i in 1 2 3 4 5 6 7 8 9; do nc 127.0.0.1 80 </dev/null && exit; sleep 0.1; done"); o.out != "pong\n" {
+	if o := s.sh("(echo pong | nc -l -p 80 &) ; for i in 1 2 3 4 5 6 7 8 9; do nc 127.0.0.1 80 </dev/null 2>/dev/null && exit; sleep 0.1; done"); o.out != "pong\n" {
 		t.Errorf("have %q", o.out)
 	}
 }
@@ -124,7 +122,7 @@ func TestBadRequests(t *testing.T) {
 		}, dsec.CodeNotFound, "layers"},
 		"not an image": {func(r *backend.CreateRequest) {
 			r.Layers = []backend.Layer{{Digest: "sha256:" + strings.Repeat("1", 64), Path: "/etc/passwd"}}
-		}, dsec.CodeInvalid, "layers"},
+		}, dsec.CodeInternal, "layers"},
 		"too many layers": {func(r *backend.CreateRequest) { r.Layers = make([]backend.Layer, 1000) }, dsec.CodeInvalid, "layers"},
 	} {
 		req := h.request()

@@ -18,6 +18,7 @@ import (
 // all its namespaces and serves the slot's socket.
 type shell struct {
 	mu      sync.Mutex // of destroy
+	gone    bool       // destroyed
 	slot    slot
 	group   *cgroup.Group
 	command *cgroup.CommandGroup // the first, until it is chronus's
@@ -113,6 +114,9 @@ func (sh *shell) destroy(ctx context.Context, b *Backend) error {
 	defer cancel()
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
+	if sh.gone {
+		return nil
+	}
 	if sh.client != nil {
 		_ = sh.client.Close()
 	}
@@ -144,6 +148,7 @@ func (sh *shell) destroy(ctx context.Context, b *Backend) error {
 			return fmt.Errorf("cgroups: %w", err)
 		}
 	}
+	sh.gone = true
 	return nil
 }
 

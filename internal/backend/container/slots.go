@@ -38,8 +38,10 @@ type slot uint32
 
 const (
 	idsPerSlot = 1 << 16
-	firstID    = 1 << 30 // far above what distributions give to people and services
-	maxSlots   = 1 << 15
+	// Far above what distributions give to people and services; the last ID is
+	// the largest that ping_group_range takes.
+	firstID  = 1 << 30
+	maxSlots = 1 << 14
 )
 
 // base is the host's ID of root inside.
