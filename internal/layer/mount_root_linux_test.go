@@ -75,7 +75,7 @@ func snapshot(dir string, alone bool) (map[string]string, error) {
 				f, first[st.Ino] = rel, rel
 			}
 			line += " same=" + f
-			count[f] = st.Nlink
+			count[f] = uint64(st.Nlink)
 			found[f]++
 		}
 		switch st.Mode & unix.S_IFMT {
