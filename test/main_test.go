@@ -55,9 +55,15 @@ type process struct {
 // stopped, and must have stopped well, when the test ends.
 func start(t testing.TB, verb string, args ...string) *process {
 	t.Helper()
+	return startEnv(t, nil, verb, args...)
+}
+
+// startEnv is start with more in the environment.
+func startEnv(t testing.TB, env []string, verb string, args ...string) *process {
+	t.Helper()
 	p := &process{t: t, name: verb, stderr: &bytes.Buffer{}, done: make(chan error, 1)}
 	p.cmd = exec.Command(dsecBinary, append([]string{verb}, args...)...)
-	p.cmd.Env = environ()
+	p.cmd.Env = append(environ(), env...)
 	p.cmd.Stderr = p.stderr
 	out, err := p.cmd.StdoutPipe()
 	check(t, err)

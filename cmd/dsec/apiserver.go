@@ -51,7 +51,7 @@ func runAPIServer(ctx context.Context, e *env, args []string) error {
 	if err := startAPI(ctx, cfg, log, daemon.Registry(), endpoints, public, &stack, failed); err != nil {
 		return errors.Join(err, stop(log, &stack, nil))
 	}
-	_, _ = fmt.Fprintf(e.stdout, "ready %s\n", public.Addr())
+	_, _ = fmt.Fprintf(e.stdout, "ready %s\n", cfg.readyURL(public))
 	return wait(ctx, log, &stack, nil, failed)
 }
 

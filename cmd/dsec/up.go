@@ -118,13 +118,17 @@ func stop(log *slog.Logger, stack *daemon.Stack, node *edge.Edge) error {
 	return errors.Join(err, stack.Stop(ctx))
 }
 
+// readyURL is where l is reached.
+func (c *Config) readyURL(l net.Listener) string {
+	if c.API.TLSCert != "" {
+		return "https://" + l.Addr().String()
+	}
+	return "http://" + l.Addr().String()
+}
+
 // sayReady prints a first line for scripts, and what to try for people.
 func sayReady(w io.Writer, cfg *Config, l net.Listener) {
-	scheme := "http"
-	if cfg.API.TLSCert != "" {
-		scheme = "https"
-	}
-	url := scheme + "://" + l.Addr().String()
+	url := cfg.readyURL(l)
 	_, _ = fmt.Fprintf(w, `ready %s
 serving %s sandboxes; the admin key is in %s
 try in another terminal:
