@@ -80,6 +80,9 @@ type Tree struct {
 	ready  chan *Group // the pool
 	stop   context.CancelFunc
 	wg     sync.WaitGroup
+
+	mu     sync.Mutex
+	claims map[dsec.SandboxID]string // names of groups, as find last saw them
 }
 
 // Open makes the tree's directories where they are missing and starts to fill

@@ -18,16 +18,36 @@ import (
 // Recover finds the group of a sandbox after a restart of the edge. Its error
 // has code lost where there is none. limits are those of its claim.
 func (t *Tree) Recover(id dsec.SandboxID, owner int, limits dsec.Limits) (*Group, error) {
-	names, err := t.names()
+	name, err := t.find(id)
 	if err != nil {
 		return nil, err
 	}
+	return t.Attach(name, id, owner, limits)
+}
+
+// find reads all claims at the first call, and again where that does not have
+// the ID, so that recovering thousands of sandboxes reads each once.
+func (t *Tree) find(id dsec.SandboxID) (string, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if name, ok := t.claims[id]; ok && t.claimant(name) == id {
+		return name, nil
+	}
+	names, err := t.names()
+	if err != nil {
+		return "", err
+	}
+	t.claims = map[dsec.SandboxID]string{}
 	for _, name := range names {
-		if t.claimant(name) == id {
-			return t.Attach(name, id, owner, limits)
+		if owner := t.claimant(name); owner != "" {
+			t.claims[owner] = name
 		}
 	}
-	return nil, dsec.Errorf(dsec.CodeLost, "cgroup: the sandbox's group is gone")
+	name, ok := t.claims[id]
+	if !ok {
+		return "", dsec.Errorf(dsec.CodeLost, "cgroup: the sandbox's group is gone")
+	}
+	return name, nil
 }
 
 // Attach is Recover for a caller that stored the group's name.

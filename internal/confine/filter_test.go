@@ -340,7 +340,7 @@ func FuzzFilter(f *testing.F) {
 	f.Add(uint32(unix.SYS_CLONE), uint32(unix.AUDIT_ARCH_X86_64), uint64(unix.CLONE_NEWUSER), uint64(0), uint64(0))
 	f.Add(uint32(x32|1), uint32(unix.AUDIT_ARCH_I386), uint64(0), uint64(0), uint64(0))
 	r := rand.New(rand.NewPCG(1, 2)) // seeds for the ordinary test run
-	for range 2000 {
+	for range 300 {
 		f.Add(r.Uint32N(700), uint32(unix.AUDIT_ARCH_X86_64), r.Uint64()>>r.UintN(64), r.Uint64()>>r.UintN(64), r.Uint64()>>r.UintN(64))
 	}
 	f.Fuzz(func(t *testing.T, nr, arch uint32, a0, a1, a2 uint64) {

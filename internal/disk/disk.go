@@ -10,6 +10,9 @@
 //	ext4     an image per volume, without a journal, on a loop device
 //	tmpfs    memory; only where asked for, since filling it is an OOM
 //
+// What df shows inside is the file system that holds the volume: on btrfs the
+// image of all, not the sandbox's part.
+//
 // Volumes are named by the sandbox's ID and survive the edge: a new Store on
 // the same directory has them all. What it holds is scratch: nothing here is
 // synced, and after a loss of power a Store may start empty.
@@ -39,7 +42,8 @@ type Options struct {
 	// Dir is the Store's own directory, on the disk that volumes use. It is made
 	// if it is missing.
 	Dir string
-	// Driver forces one; empty picks the first of project, btrfs and ext4 that works.
+	// Driver forces one; empty picks that of the volumes that are there, or else
+	// the first of project, btrfs and ext4 that works.
 	Driver string
 	// ImageBytes is the size of the image that the btrfs driver makes, allocated
 	// at once; 0 is half of what is free. An image that is there keeps its size.
@@ -119,9 +123,13 @@ func Open(opts Options) (*Store, error) {
 		return nil, err
 	}
 	s := &Store{opts: opts, root: root, log: opts.Log, stop: make(chan struct{})}
+	want := opts.Driver
+	if want == "" {
+		want = s.present()
+	}
 	var notes []error
 	for _, d := range drivers {
-		if opts.Driver != d.name && (opts.Driver != "" || d.name == "tmpfs") {
+		if want != d.name && (want != "" || d.name == "tmpfs") {
 			continue
 		}
 		s.driver, err = d.open(s)
@@ -141,6 +149,19 @@ func Open(opts Options) (*Store, error) {
 		return nil, dsec.Invalid("disk.driver", "want project, btrfs, ext4 or tmpfs, have %q", opts.Driver)
 	}
 	return nil, dsec.Errorf(dsec.CodeUnsupported, "disk: no driver works here: %w", errors.Join(notes...))
+}
+
+// present is the driver that made what is in the directory: a host that has
+// learned of a better one meanwhile must not lose its volumes.
+func (s *Store) present() string {
+	for _, d := range []struct{ file, driver string }{
+		{imageName, "btrfs"}, {imagesName, "ext4"}, {trashName, "project"},
+	} {
+		if _, err := s.root.Lstat(d.file); err == nil {
+			return d.driver
+		}
+	}
+	return ""
 }
 
 // Driver names the driver in use.

@@ -123,6 +123,10 @@ func (e *ext4) create(ctx context.Context, id string, req Request) (int, error) 
 	if err := os.Mkdir(e.dir(id), 0o700); err != nil {
 		return -1, err
 	}
+	// What a removal that was cut short left.
+	if err := os.Remove(e.image(id)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return -1, err
+	}
 	if err := copySparse(e.image(id), template); err != nil {
 		return -1, err
 	}
