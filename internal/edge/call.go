@@ -3,6 +3,7 @@ package edge
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"time"
 
@@ -75,9 +76,9 @@ func (c *call) end() {
 // closing reports whether the edge, not the client, ended the call.
 func (c *call) closing() bool { return c.e.closing.Err() != nil }
 
-// gone reports whether the client went away, so that what it started is to be
-// killed. While the edge shuts down nobody can tell, and commands go on.
-func (c *call) gone() bool { return c.ctx.Err() != nil && !c.e.draining.Load() }
+// keeps reports whether commands go on although their stream broke: while the
+// edge shuts down nobody can tell whether the client has gone.
+func (c *call) keeps() bool { return c.closing() || c.e.draining.Load() }
 
 // fail is what a caller is told for err, which chronus or the way to it gave.
 func (c *call) fail(err error) error {
@@ -85,6 +86,9 @@ func (c *call) fail(err error) error {
 		return nil
 	}
 	if c.ctx.Err() != nil {
+		if c.closing() {
+			return dsec.Errorf(dsec.CodeOutcomeUnknown, "the edge was restarted in mid-call")
+		}
 		return context.Cause(c.ctx)
 	}
 	switch dsec.CodeOf(err) {
@@ -103,6 +107,16 @@ func (c *call) fail(err error) error {
 		return dsec.Errorf(dsec.CodeExhausted, "sandbox %s runs as many commands as it can", c.s.id)
 	}
 	return err
+}
+
+// failStarted is fail for a command that was started: whatever broke, it was
+// accepted, and so is not to be sent again as if it were not.
+func (c *call) failStarted(process uint64, err error) error {
+	err = c.fail(err)
+	if err == nil || dsec.CodeOf(err) != dsec.CodeUnavailable {
+		return err
+	}
+	return &dsec.Error{Code: dsec.CodeOutcomeUnknown, Message: fmt.Sprintf("the stream broke, process %d may go on: attach to it", process), Err: err}
 }
 
 // overGrace is how long after a connection broke the end of its sandbox may

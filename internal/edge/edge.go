@@ -118,7 +118,13 @@ func (e *Edge) ID() dsec.EdgeID { return e.id }
 func (e *Edge) Close() error {
 	e.draining.Store(true)
 	e.close(errClosing)
-	_ = e.Drain(context.Background()) // what is in progress ends now
+	// What is in progress ends now, but for streams whose client does not
+	// read: those end with their connections.
+	ctx, cancel := context.WithTimeout(context.Background(), closeGrace)
+	defer cancel()
+	if err := e.Drain(ctx); err != nil {
+		e.log.Warn("closed with calls in progress", "calls", e.calls.Load())
+	}
 	e.timers.stop()
 	e.goroutine.Wait()
 	e.mu.Lock()
@@ -134,6 +140,9 @@ func (e *Edge) Close() error {
 	}
 	return errors.Join(append(errs, e.journal.Close())...)
 }
+
+// closeGrace is how long Close waits for calls to end.
+const closeGrace = 5 * time.Second
 
 // Drain refuses new work as unavailable and waits until the calls in progress
 // have ended, or ctx has. Sandboxes go on.

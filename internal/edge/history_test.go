@@ -23,14 +23,14 @@ import (
 // The seed is in the name of a failing case.
 func TestRandomHistoriesFitTheStateMachine(t *testing.T) {
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
-	for range 4 {
+	for range 2 {
 		seed := rand.Uint64()
 		t.Run(fmt.Sprint(seed), func(t *testing.T) { history(t, seed) })
 	}
 }
 
 func history(t *testing.T, seed uint64) {
-	const ids, workers, each = 10, 8, 125
+	const ids, workers, each = 10, 8, 64
 	n := newNode(t, func(c *edge.Config, o *fake.Options) {
 		now := faults(seed)
 		c.MaxCalls = 6

@@ -38,14 +38,10 @@ func (p processService) Exec(ctx context.Context, req *connect.Request[dsecv1.Ex
 	defer ev.Close()
 	out, err := p.collect(ev)
 	if err != nil {
-		if !c.closing() && !c.e.draining.Load() {
+		if !c.keeps() {
 			ev.kill()
 		}
-		if ctx.Err() == nil && c.closing() {
-			err = dsec.Errorf(dsec.CodeOutcomeUnknown, "the edge restarts; process %d goes on: attach to it", ev.process)
-			return nil, err
-		}
-		return nil, c.fail(err)
+		return nil, c.failStarted(ev.process, err)
 	}
 	return connect.NewResponse(out), nil
 }
@@ -115,10 +111,10 @@ func (p processService) Start(ctx context.Context, req *connect.Request[dsecv1.S
 	}
 	defer ev.Close()
 	err = p.stream(ev, stream)
-	if err != nil && !m.Detach && !c.e.draining.Load() {
+	if err != nil && !m.Detach && !c.keeps() {
 		ev.kill()
 	}
-	return c.fail(err)
+	return c.failStarted(ev.process, err)
 }
 
 func (p processService) stream(ev *events, stream *connect.ServerStream[dsecv1.ProcessEvent]) error {
@@ -144,7 +140,11 @@ func (p processService) Attach(ctx context.Context, req *connect.Request[dsecv1.
 		return c.fail(err)
 	}
 	defer ev.Close()
-	return c.fail(ev.forward(out))
+	err = c.fail(ev.forward(out))
+	if c.closing() && ctx.Err() == nil {
+		return errClosing // watching changes nothing: to attach again is safe
+	}
+	return err
 }
 
 // attachedAfter is how long an attach may take to fail.

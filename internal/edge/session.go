@@ -78,8 +78,9 @@ func (c *call) runCommand(m *dsecv1.RunCommandRequest, out *sender) error {
 			return nil
 		}
 		if err != nil {
-			return err
+			return c.failStarted(ev.process, err)
 		}
+		ev.process = max(ev.process, e.Process)
 		if err := out.put(&e); err != nil {
 			return err
 		}

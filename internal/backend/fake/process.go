@@ -20,11 +20,7 @@ import (
 // keepEnded is how many ended commands are remembered.
 const keepEnded = 64
 
-// Signals by their Linux numbers.
-const (
-	sigKill = 9
-	sigPipe = 13
-)
+const sigKill = 9
 
 // ignored are the signals whose default action does not end a process, and
 // those that stop one, which the fake does not do.
@@ -247,7 +243,11 @@ func (c *chronus) finish(p *process, code int) {
 		delete(c.procs, c.ended[0])
 		c.ended = c.ended[1:]
 	}
+	dead := c.dead
 	c.mu.Unlock()
+	if dead {
+		return // with PID 1 gone nobody waited for it, and nobody tells
+	}
 	p.spool.end(o)
 }
 
