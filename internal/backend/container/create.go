@@ -101,7 +101,8 @@ func (b *Backend) check(req backend.CreateRequest) error {
 // maxLayers keeps the descriptors of a create in bounds; overlayfs takes 500.
 const maxLayers = 128
 
-// claim makes a shell the sandbox of i.
+// claim makes a shell the sandbox of i. The limits are set while its root is
+// made: neither needs the other.
 func (b *Backend) claim(ctx context.Context, i *instance, plan *rootPlan, layers []int) (err error) {
 	sh := i.sh
 	b.crash("claim-slot")
@@ -109,38 +110,37 @@ func (b *Backend) claim(ctx context.Context, i *instance, plan *rootPlan, layers
 		return err
 	}
 	b.crash("claim-group")
-	if err := sh.group.Claim(i.id, i.limits); err != nil {
-		return err
+	limited := make(chan error, 1)
+	go func() { limited <- sh.group.Claim(i.id, i.limits) }()
+	root, err := b.makeRoot(ctx, i, plan, layers)
+	if err == nil {
+		defer unix.Close(root)
 	}
-	b.crash("volume")
-	base := sh.slot.base()
-	if i.volume, err = b.disk.Create(ctx, i.id, disk.Request{
-		Bytes: i.limits.DiskBytes, Inodes: i.limits.DiskInodes, UID: int(base), GID: int(base),
-	}); err != nil {
-		return err
-	}
-	b.crash("compose")
-	root, err := b.makeRoot(i, plan, layers, base)
-	if err != nil {
-		return fmt.Errorf("root: %w", err)
-	}
-	defer unix.Close(root)
-	_ = unix.Close(sh.userns)
-	sh.userns = -1
-	mounts, err := b.mountsOf(i, base)
+	mounts, merr := b.mountsOf(i)
 	defer func() {
 		for _, m := range mounts {
 			_ = unix.Close(m.FD)
 		}
 	}()
-	if err != nil {
+	if err := errors.Join(err, merr, <-limited); err != nil {
 		return err
 	}
+	_ = unix.Close(sh.userns)
+	sh.userns = -1
 	b.crash("setup")
 	return b.setup(ctx, i, root, mounts)
 }
 
-func (b *Backend) makeRoot(i *instance, plan *rootPlan, layers []int, base uint32) (int, error) {
+// makeRoot makes the volume and the detached mount of the root.
+func (b *Backend) makeRoot(ctx context.Context, i *instance, plan *rootPlan, layers []int) (_ int, err error) {
+	base := i.sh.slot.base()
+	b.crash("volume")
+	if i.volume, err = b.disk.Create(ctx, i.id, disk.Request{
+		Bytes: i.limits.DiskBytes, Inodes: i.limits.DiskInodes, UID: int(base), GID: int(base),
+	}); err != nil {
+		return -1, err
+	}
+	b.crash("compose")
 	dir, err := i.volume.Open()
 	if err != nil {
 		return -1, err
@@ -164,14 +164,18 @@ func (b *Backend) makeRoot(i *instance, plan *rootPlan, layers []int, base uint3
 	if len(layers) == 0 {
 		layers = []int{b.facts.empty}
 	}
-	return b.ns.do(func() (int, error) { return compose(layers, i.sh.userns, volume) })
+	root, err := b.ns.do(func() (int, error) { return compose(layers, i.sh.userns, volume) })
+	if err != nil {
+		return -1, fmt.Errorf("root: %w", err)
+	}
+	return root, nil
 }
 
 // hostname of a sandbox: its ID, which is a DNS label.
 func hostname(id dsec.SandboxID) string { return string(id) }
 
 // mountsOf makes the mounts that tell a sandbox its own limits.
-func (b *Backend) mountsOf(i *instance, base uint32) (mounts []chronusapi.Mount, err error) {
+func (b *Backend) mountsOf(i *instance) (mounts []chronusapi.Mount, err error) {
 	add := func(path string, make func() (int, error)) {
 		if err != nil {
 			return
@@ -185,7 +189,7 @@ func (b *Backend) mountsOf(i *instance, base uint32) (mounts []chronusapi.Mount,
 	add("/sys", func() (int, error) { return b.facts.sysMount(cpus) })
 	add("/proc/cpuinfo", func() (int, error) { return b.facts.cpuinfoMount(cpus) })
 	add("/proc/meminfo", func() (int, error) { return b.facts.meminfoMount(i.limits.MemoryBytes) })
-	add("/dev/shm", func() (int, error) { return shmMount(i.limits.MemoryBytes, base) })
+	add("/dev/shm", func() (int, error) { return shmMount(i.limits.MemoryBytes, i.sh.slot.base()) })
 	if err != nil {
 		return mounts, err
 	}

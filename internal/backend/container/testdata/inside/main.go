@@ -6,6 +6,7 @@
 //	mounts            mount calls, each tried once
 //	open PATH...      each opened for writing, nothing written
 //	endpoints         what can be connected to: sockets of files, abstract names, vsock
+//	icmp              sockets that ping uses
 //	forks N           children that wait, until N or a failure; then all end
 //	alter PATH...     ways to change a file's bytes where it lies
 package main
@@ -43,6 +44,11 @@ func main() {
 				unix.Close(fd)
 			}
 		}
+	case "icmp":
+		_, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM, unix.IPPROTO_ICMP)
+		say("icmp datagram", err)
+		_, err = unix.Socket(unix.AF_INET, unix.SOCK_RAW, unix.IPPROTO_ICMP)
+		say("icmp raw", err)
 	case "endpoints":
 		endpoints()
 	case "forks":
