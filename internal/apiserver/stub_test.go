@@ -211,7 +211,7 @@ func (e *stubEdge) set(f func()) {
 
 // rig is an apiserver before stub edges.
 type rig struct {
-	t      *testing.T
+	t      testing.TB
 	url    string
 	iam    *iam.IAM
 	secret string // of project "a"
@@ -220,6 +220,15 @@ type rig struct {
 
 func newRig(t *testing.T, edges ...*stubEdge) *rig {
 	t.Helper()
+	var endpoints []watcher.Endpoint
+	for _, e := range edges {
+		endpoints = append(endpoints, e.endpoint(t))
+	}
+	return newRigOver(t, endpoints)
+}
+
+func newRigOver(t testing.TB, endpoints []watcher.Endpoint) *rig {
+	t.Helper()
 	log := testutil.Logger(t)
 	s, err := store.Open(t.Context(), store.Config{Dir: t.TempDir(), Log: log})
 	check(t, err)
@@ -227,10 +236,6 @@ func newRig(t *testing.T, edges ...*stubEdge) *rig {
 	keys, err := iam.Open(t.Context(), s, log)
 	check(t, err)
 	t.Cleanup(keys.Close)
-	var endpoints []watcher.Endpoint
-	for _, e := range edges {
-		endpoints = append(endpoints, e.endpoint(t))
-	}
 	w, err := watcher.New(t.Context(), s, endpoints, log)
 	check(t, err)
 	t.Cleanup(w.Close)
@@ -252,7 +257,7 @@ func newRig(t *testing.T, edges ...*stubEdge) *rig {
 	return r
 }
 
-func check(t *testing.T, err error) {
+func check(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
@@ -288,7 +293,7 @@ func (r *rig) post(procedure, contentType, secret string, body io.Reader) (int, 
 }
 
 // typedBody is the error of a unary answer; an answer without a detail fails the test.
-func typedBody(t *testing.T, data []byte) *dsec.Error {
+func typedBody(t testing.TB, data []byte) *dsec.Error {
 	t.Helper()
 	var wire struct {
 		Message string `json:"message"`
