@@ -3,6 +3,11 @@ package container
 import (
 	"errors"
 	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -135,27 +140,68 @@ func writeOwned(dir int, path, data string, owner uint32) error {
 	return nil
 }
 
+// composer makes roots, on a thread of the layers' namespace.
+type composer struct {
+	ns *layerNS
+	// attached is set where overlayfs takes no detached mounts (before Linux
+	// 6.15) or no descriptors (before 6.13).
+	attached atomic.Bool
+}
+
 // compose returns the detached mount of a sandbox's root: an overlay of
 // idmapped copies of the layers, lowest first, and of the upper directory of
 // a volume, which is owned by the sandbox's IDs and therefore not idmapped.
-// layers and volume are descriptors of directories; volume is the root of a
-// detached mount.
+// layers are descriptors of directories, volume is a detached mount. idmap is
+// false for layers of the platform, whose owner nobody needs to see.
 //
 // The overlay belongs to the host's user namespace: its marks are trusted.*
 // attributes, which nothing inside can set.
-func compose(layers []int, userns, volume int) (_ int, err error) {
-	var fds []int
-	defer func() { closeAll(fds) }()
-	options := []option{{Key: "source", Value: "overlay"}}
-	for i := len(layers) - 1; i >= 0; i-- { // overlayfs takes the highest first
-		fd, err := cloneMount(layers[i], "", 0)
+func (c *composer) compose(layers []int, idmap bool, userns, volume int) (root int, err error) {
+	err = c.ns.do(func() error {
+		copies, err := copyLayers(layers, idmap, userns)
+		defer closeAll(copies)
 		if err != nil {
-			return -1, fmt.Errorf("layer %d: %w", i, err)
+			return err
 		}
-		fds = append(fds, fd)
+		if !c.attached.Load() {
+			root, err = overlayDetached(copies, volume)
+			if !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.EOPNOTSUPP) {
+				return err
+			}
+		}
+		var aerr error
+		if root, aerr = overlayAttached(copies, volume); aerr != nil {
+			return errors.Join(err, aerr)
+		}
+		c.attached.Store(true)
+		return nil
+	})
+	return root, err
+}
+
+// copyLayers returns detached copies of the layers, highest first, as
+// overlayfs takes them. On error those that were made.
+func copyLayers(layers []int, idmap bool, userns int) (copies []int, err error) {
+	for i, layer := range slices.Backward(layers) {
+		fd, err := cloneMount(layer, "", 0)
+		if err != nil {
+			return copies, fmt.Errorf("layer %d: %w", i, err)
+		}
+		copies = append(copies, fd)
+		if !idmap {
+			continue
+		}
 		if err := setAttr(fd, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_IDMAP, Userns_fd: uint64(userns)}); err != nil {
-			return -1, fmt.Errorf("layer %d: idmap: %w", i, err)
+			return copies, fmt.Errorf("layer %d: idmap: %w", i, err)
 		}
+	}
+	return copies, nil
+}
+
+// overlayDetached hands everything to overlayfs by descriptor.
+func overlayDetached(copies []int, volume int) (_ int, err error) {
+	options := []option{{Key: "source", Value: "overlay"}}
+	for _, fd := range copies {
 		options = append(options, option{Key: "lowerdir+", FD: fd})
 	}
 	for _, name := range []string{"upper", "work"} {
@@ -163,9 +209,46 @@ func compose(layers []int, userns, volume int) (_ int, err error) {
 		if err != nil {
 			return -1, fmt.Errorf("volume: %s: %w", name, err)
 		}
-		fds = append(fds, fd)
+		defer unix.Close(fd)
 		options = append(options, option{Key: name + "dir", FD: fd})
 	}
+	return overlay(options)
+}
+
+// overlayAttached hands everything to overlayfs by path. The mounts are
+// attached in the namespace for that long, in a directory of this thread, and
+// the paths are relative to it, because a list of them holds 256 bytes.
+func overlayAttached(copies []int, volume int) (_ int, err error) {
+	dir := fmt.Sprintf("/compose/%d", unix.Gettid())
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return -1, err
+	}
+	defer func() { err = errors.Join(err, unix.Chdir("/"), os.Remove(dir)) }()
+	if err := unix.Chdir(dir); err != nil { // the thread shares its directory with no other
+		return -1, err
+	}
+	var lower []string
+	for i, fd := range append(slices.Clone(copies), volume) {
+		name := strconv.Itoa(i)
+		if err := os.Mkdir(name, 0o700); err != nil {
+			return -1, err
+		}
+		defer os.Remove(name)
+		if err := attach(fd, unix.AT_FDCWD, name); err != nil {
+			return -1, err
+		}
+		defer unix.Unmount(name, unix.MNT_DETACH) //nolint:errcheck // the overlay has its own copy
+		lower = append(lower, name)
+	}
+	vol := lower[len(copies)]
+	return overlay([]option{
+		{Key: "source", Value: "overlay"},
+		{Key: "lowerdir", Value: strings.Join(lower[:len(copies)], ":")},
+		{Key: "upperdir", Value: vol + "/upper"}, {Key: "workdir", Value: vol + "/work"},
+	})
+}
+
+func overlay(options []option) (int, error) {
 	root, err := newMount("overlay", attrPlain, append(options, option{Key: "volatile"})...)
 	if err != nil {
 		return -1, err

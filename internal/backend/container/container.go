@@ -83,6 +83,7 @@ type Backend struct {
 	facts    *facts
 	cpus     *cpus
 	ns       *layerNS
+	composer *composer
 	layers   *layers
 	launcher *launcher
 	pool     *pool
@@ -147,10 +148,11 @@ func New(config Config) (_ *Backend, err error) {
 		return nil, fmt.Errorf("layer namespace: %w", err)
 	}
 	b.layers = newLayers(b.ns)
+	b.composer = &composer{ns: b.ns}
 	if b.tree, err = cgroup.Open(cgroup.Options{Name: config.Cgroup, Pool: config.Groups, Log: b.log}); err != nil {
 		return nil, err
 	}
-	if b.facts, err = newFacts(b.cgroupMounts()); err != nil {
+	if b.facts, err = newFacts(b.ns, b.cgroupMounts()); err != nil {
 		return nil, err
 	}
 	if b.disk, err = disk.Open(config.Disk); err != nil {

@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -119,7 +120,10 @@ func TestKilledAtEveryStep(t *testing.T) {
 	for _, warm := range []int{0, 1} {
 		for _, step := range CrashSteps {
 			name := step
-			if warm > 0 {
+			if warm > 0 { // what a pool makes different
+				if !slices.Contains([]string{"start", "command", "claim-slot", "setup", "handle", "sweep-groups"}, step) {
+					continue
+				}
 				name += "/warm"
 			}
 			t.Run(name, func(t *testing.T) {

@@ -119,7 +119,7 @@ func (b *Backend) claim(ctx context.Context, i *instance, plan *rootPlan, layers
 	mounts, merr := b.mountsOf(i)
 	defer func() {
 		for _, m := range mounts {
-			_ = unix.Close(m.FD)
+			closeAll([]int{m.FD})
 		}
 	}()
 	if err := errors.Join(err, merr, <-limited); err != nil {
@@ -161,10 +161,11 @@ func (b *Backend) makeRoot(ctx context.Context, i *instance, plan *rootPlan, lay
 	if err != nil {
 		return -1, err
 	}
-	if len(layers) == 0 {
+	idmap := len(layers) > 0
+	if !idmap {
 		layers = []int{b.facts.empty}
 	}
-	root, err := b.ns.do(func() (int, error) { return compose(layers, i.sh.userns, volume) })
+	root, err := b.composer.compose(layers, idmap, i.sh.userns, volume)
 	if err != nil {
 		return -1, fmt.Errorf("root: %w", err)
 	}
@@ -176,6 +177,9 @@ func hostname(id dsec.SandboxID) string { return string(id) }
 
 // mountsOf makes the mounts that tell a sandbox its own limits.
 func (b *Backend) mountsOf(i *instance) (mounts []chronusapi.Mount, err error) {
+	if mounts, err = b.facts.mounts(b.cpus.count(i.limits.MilliCPU), i.limits.MemoryBytes); err != nil {
+		return mounts, err
+	}
 	add := func(path string, make func() (int, error)) {
 		if err != nil {
 			return
@@ -185,10 +189,6 @@ func (b *Backend) mountsOf(i *instance) (mounts []chronusapi.Mount, err error) {
 			mounts = append(mounts, chronusapi.Mount{FD: fd, Path: path})
 		}
 	}
-	cpus := b.cpus.count(i.limits.MilliCPU)
-	add("/sys", func() (int, error) { return b.facts.sysMount(cpus) })
-	add("/proc/cpuinfo", func() (int, error) { return b.facts.cpuinfoMount(cpus) })
-	add("/proc/meminfo", func() (int, error) { return b.facts.meminfoMount(i.limits.MemoryBytes) })
 	add("/dev/shm", func() (int, error) { return shmMount(i.limits.MemoryBytes, i.sh.slot.base()) })
 	if err != nil {
 		return mounts, err

@@ -1,6 +1,7 @@
 package container
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"strconv"
@@ -8,98 +9,126 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/opendsec/dsec/internal/chronusapi"
 	"github.com/opendsec/dsec/internal/confine"
 )
 
 // facts are read-only files that tell programs inside what their sandbox has:
 // the /sys of so many CPUs, the /proc/meminfo of so much memory. They lie in
-// one tmpfs of this process, each made once, and every sandbox that has the
-// same limits gets a mount of the same file.
+// one tmpfs in the layers' namespace, each made once, and every sandbox that
+// has the same limits gets a mount of the same file.
 type facts struct {
+	ns          *layerNS
 	mountPoints []string // of cgroups, below /sys
 	cpuinfo     []byte   // of the host
 
-	mount int // detached tmpfs
-	empty int // another: the layer of sandboxes that have none
+	dir   int // of the tmpfs
+	empty int // a directory in it: the layer of sandboxes that have none
 
 	mu   sync.Mutex
 	made map[string]bool
 }
 
-func newFacts(mountPoints []string) (*facts, error) {
+func newFacts(ns *layerNS, mountPoints []string) (*facts, error) {
 	cpuinfo, err := os.ReadFile("/proc/cpuinfo")
 	if err != nil {
 		return nil, err
 	}
-	fd, err := newTmpfs(attrPlain | unix.MOUNT_ATTR_NOEXEC)
+	f := &facts{ns: ns, mountPoints: mountPoints, cpuinfo: cpuinfo, dir: -1, empty: -1, made: map[string]bool{}}
+	err = ns.do(func() error {
+		fd, err := newTmpfs(attrPlain | unix.MOUNT_ATTR_NOEXEC)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		// Those of the last run of the backend go; sandboxes have copies.
+		if err := unix.Unmount("/facts", unix.MNT_DETACH); err != nil && err != unix.EINVAL {
+			return err
+		}
+		if err := attach(fd, unix.AT_FDCWD, "/facts"); err != nil {
+			return err
+		}
+		if f.dir, err = unix.Open("/facts", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err != nil {
+			return err
+		}
+		if err := makeDir(f.dir, "empty"); err != nil {
+			return err
+		}
+		f.empty, err = unix.Open("/facts/empty", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		return err
+	})
 	if err != nil {
-		return nil, err
+		f.close()
+		return nil, fmt.Errorf("facts: %w", err)
 	}
-	empty, err := newTmpfs(attrReadOnly | unix.MOUNT_ATTR_NOEXEC)
-	if err != nil {
-		_ = unix.Close(fd)
-		return nil, err
-	}
-	return &facts{mountPoints: mountPoints, cpuinfo: cpuinfo, mount: fd, empty: empty, made: map[string]bool{}}, nil
+	return f, nil
 }
 
-func (f *facts) close() { closeAll([]int{f.mount, f.empty}) }
+func (f *facts) close() { closeAll([]int{f.dir, f.empty}) }
+
+// mounts returns those of a sandbox that sees so many CPUs and so much memory.
+func (f *facts) mounts(cpus int, memory int64) ([]chronusapi.Mount, error) {
+	const page = 4096
+	sys := "sys-" + strconv.Itoa(cpus)
+	cpuinfo := "cpuinfo-" + strconv.Itoa(cpus)
+	meminfo := "meminfo-" + strconv.FormatInt(memory/page, 10)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	err := errors.Join(
+		f.need(sys, func() error {
+			if err := makeDir(f.dir, sys); err != nil {
+				return err
+			}
+			files := confine.SysFiles(cpus)
+			for _, path := range f.mountPoints {
+				files = append(files, confine.File{Path: path, Dir: true})
+			}
+			return writeFiles(f.dir, sys+"/", files)
+		}),
+		f.need(cpuinfo, func() error {
+			return writeFile(f.dir, cpuinfo, confine.CPUInfo(f.cpuinfo, cpus), 0o444)
+		}),
+		f.need(meminfo, func() error {
+			return writeFile(f.dir, meminfo, confine.Meminfo(memory/page*page), 0o444)
+		}),
+	)
+	if err != nil {
+		return nil, err
+	}
+	mounts := []chronusapi.Mount{{FD: -1, Path: "/sys"}, {FD: -1, Path: "/proc/cpuinfo"}, {FD: -1, Path: "/proc/meminfo"}}
+	return mounts, f.ns.do(func() (err error) {
+		for i, name := range []string{sys, cpuinfo, meminfo} {
+			if mounts[i].FD, err = cloneMount(f.dir, name, unix.MOUNT_ATTR_RDONLY); err != nil {
+				return fmt.Errorf("facts: %s: %w", name, err)
+			}
+		}
+		return nil
+	})
+}
 
 // maxFacts bounds the files that differing limits make.
 const maxFacts = 4096
 
-// sysMount returns a mount of the /sys of so many CPUs.
-func (f *facts) sysMount(cpus int) (int, error) {
-	name := "sys-" + strconv.Itoa(cpus)
-	return f.get(name, func() error {
-		if err := unix.Mkdirat(f.mount, name, 0o755); err != nil {
-			return err
-		}
-		files := confine.SysFiles(cpus)
-		for _, path := range f.mountPoints {
-			files = append(files, confine.File{Path: path, Dir: true})
-		}
-		return writeFiles(f.mount, name+"/", files)
-	})
-}
-
-// cpuinfoMount returns a mount of the /proc/cpuinfo of so many CPUs.
-func (f *facts) cpuinfoMount(cpus int) (int, error) {
-	name := "cpuinfo-" + strconv.Itoa(cpus)
-	return f.get(name, func() error {
-		return writeFile(f.mount, name, confine.CPUInfo(f.cpuinfo, cpus), 0o444)
-	})
-}
-
-// meminfoMount returns a mount of the /proc/meminfo of so much memory.
-func (f *facts) meminfoMount(bytes int64) (int, error) {
-	const page = 4096
-	name := "meminfo-" + strconv.FormatInt(bytes/page, 10)
-	return f.get(name, func() error {
-		return writeFile(f.mount, name, confine.Meminfo(bytes/page*page), 0o444)
-	})
-}
-
-func (f *facts) get(name string, make func() error) (int, error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if !f.made[name] {
-		if len(f.made) >= maxFacts {
-			f.forget()
-		}
-		if err := make(); err != nil {
-			_ = os.RemoveAll(procPath(f.mount) + "/" + name)
-			return -1, fmt.Errorf("facts: %w", err)
-		}
-		f.made[name] = true
+// need makes a file or directory that is not there yet.
+func (f *facts) need(name string, make func() error) error {
+	if f.made[name] {
+		return nil
 	}
-	return cloneMount(f.mount, name, unix.MOUNT_ATTR_RDONLY)
+	if len(f.made) >= maxFacts {
+		f.forget()
+	}
+	if err := make(); err != nil {
+		_ = os.RemoveAll(procPath(f.dir) + "/" + name)
+		return fmt.Errorf("facts: %s: %w", name, err)
+	}
+	f.made[name] = true
+	return nil
 }
 
 // forget removes one fact; mounts of it in sandboxes keep its files.
 func (f *facts) forget() {
 	for name := range f.made {
-		_ = os.RemoveAll(procPath(f.mount) + "/" + name)
+		_ = os.RemoveAll(procPath(f.dir) + "/" + name)
 		delete(f.made, name)
 		return
 	}

@@ -126,7 +126,7 @@ func makeLayerNS() error {
 		return err
 	}
 	defer unix.Close(root)
-	for _, dir := range []string{"proc", "layers"} {
+	for _, dir := range []string{"proc", "layers", "facts", "compose"} {
 		if err := unix.Mkdirat(root, dir, 0o700); err != nil {
 			return err
 		}
@@ -142,19 +142,11 @@ func makeLayerNS() error {
 	return attach(proc, unix.AT_FDCWD, "/proc")
 }
 
-// do runs f inside the namespace.
-func (l *layerNS) do(f func() (int, error)) (int, error) {
-	type result struct {
-		fd  int
-		err error
-	}
-	ch := make(chan result)
-	l.jobs <- func() {
-		fd, err := f()
-		ch <- result{fd, err}
-	}
-	r := <-ch
-	return r.fd, r.err
+// do runs f on a thread inside the namespace.
+func (l *layerNS) do(f func() error) error {
+	ch := make(chan error, 1)
+	l.jobs <- func() { ch <- f() }
+	return <-ch
 }
 
 // layerPath is where a layer is mounted. The backend has checked the digest.
@@ -162,30 +154,32 @@ func layerPath(digest string) string { return "/layers/" + strings.TrimPrefix(di
 
 // mount returns a descriptor (O_PATH) of a layer's root directory. The layer is
 // mounted if it was not.
-func (l *layerNS) mount(digest string, image int) (int, error) {
-	return l.do(func() (int, error) {
+func (l *layerNS) mount(digest string, image int) (fd int, err error) {
+	err = l.do(func() error {
 		path := layerPath(digest)
 		if err := os.Mkdir(path, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
-			return -1, err
+			return err
 		}
 		var st unix.Statfs_t
 		if err := unix.Statfs(path, &st); err != nil {
-			return -1, err
+			return err
 		}
 		if st.Type != unix.EROFS_SUPER_MAGIC_V1 {
-			fd, err := mountImage(image)
+			m, err := mountImage(image)
 			if err != nil {
 				_ = os.Remove(path)
-				return -1, err
+				return err
 			}
-			err = attach(fd, unix.AT_FDCWD, path)
-			_ = unix.Close(fd)
+			err = attach(m, unix.AT_FDCWD, path)
+			_ = unix.Close(m)
 			if err != nil {
-				return -1, err
+				return err
 			}
 		}
-		return unix.Open(path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		fd, err = unix.Open(path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		return err
 	})
+	return fd, err
 }
 
 // mountImage mounts an EROFS image straight from its file, or, before Linux
@@ -252,15 +246,14 @@ func openDevice(name string, major, minor uint32) (int, error) {
 
 // drop unmounts a layer. Containers that use it keep it: they have copies.
 func (l *layerNS) drop(digest string) error {
-	_, err := l.do(func() (int, error) {
+	return l.do(func() error {
 		path := layerPath(digest)
 		if err := unix.Unmount(path, unix.MNT_DETACH); err != nil && err != unix.EINVAL && err != unix.ENOENT {
-			return -1, err
+			return err
 		}
 		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
-			return -1, err
+			return err
 		}
-		return -1, nil
+		return nil
 	})
-	return err
 }

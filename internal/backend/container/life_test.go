@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"strconv"
 	"strings"
 	"sync"
@@ -210,4 +211,25 @@ func TestCommandGroups(t *testing.T) {
 	for _, ev := range running {
 		check(t, ev.Close())
 	}
+}
+
+// Kernels before 6.15 need the layers attached while the overlay is made.
+func TestAttachedLayers(t *testing.T) {
+	h := newHost(t, nil)
+	h.b.composer.attached.Store(true)
+	top := image(t, func(root string) {
+		check(t, os.RemoveAll(root+"/bin"))
+		check(t, os.WriteFile(root+"/etc/shared", []byte("from the top\n"), 0o644))
+	})
+	s := h.create(h.image, top)
+	if o := s.sh("cat /etc/shared; echo mine > /etc/shared; cat /etc/shared"); o.out != "from the top\nmine\n" {
+		t.Errorf("have %q", o.out)
+	}
+	check(t, h.b.ns.do(func() error {
+		left, err := os.ReadDir("/compose")
+		if err == nil && len(left) > 0 {
+			err = fmt.Errorf("left attached: %v", left)
+		}
+		return err
+	}))
 }

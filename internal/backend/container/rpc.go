@@ -153,8 +153,11 @@ func (p *packetConn) recv(v any) ([]int, error) {
 	return fds, nil
 }
 
+// closeAll closes descriptors; -1 stands for none.
 func closeAll(fds []int) {
 	for _, fd := range fds {
-		_ = unix.Close(fd)
+		if fd >= 0 {
+			_ = unix.Close(fd)
+		}
 	}
 }

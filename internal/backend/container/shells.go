@@ -138,18 +138,18 @@ func enterPlatform(platform int) (int, error) {
 		return -1, err
 	}
 	defer unix.Close(proc)
-	// Of the platform only /dev has devices.
-	dev, err := cloneMount(platform, "dev", unix.MOUNT_ATTR_RDONLY|unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NOEXEC)
-	if err != nil {
-		return -1, err
-	}
-	defer unix.Close(dev)
 	if err := enterAlone(platform, "/proc"); err != nil {
 		return -1, err
 	}
 	if err := attach(proc, unix.AT_FDCWD, "/hostproc"); err != nil {
 		return -1, err
 	}
+	// Of the platform only /dev has devices.
+	dev, err := cloneMount(unix.AT_FDCWD, "/dev", unix.MOUNT_ATTR_RDONLY|unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NOEXEC)
+	if err != nil {
+		return -1, err
+	}
+	defer unix.Close(dev)
 	if err := attach(dev, unix.AT_FDCWD, "/dev"); err != nil {
 		return -1, err
 	}
