@@ -56,7 +56,7 @@ func startServer(ctx context.Context, o options, work string, warm int) (*server
 		"DSEC_API_LISTEN="+address,
 		"DSEC_EDGE_BACKENDS="+o.backend,
 		"DSEC_EDGE_MAX_SANDBOXES="+strconv.Itoa(o.density+1000),
-		"DSEC_EDGE_WARM="+strconv.Itoa(warm),
+		"DSEC_CONTAINER_WARM="+strconv.Itoa(warm),
 		"DSEC_LOG_LEVEL=warn",
 	)
 	cmd.Stdout, cmd.Stderr = log, log

@@ -223,9 +223,7 @@ async def demo() -> int:
     CACHE.mkdir(parents=True, exist_ok=True)
     tasks, toolkit = inputs.load(ROOT / "demo/tasks.toml")
     await server()
-    client = DSecClient()
-    await client.open()
-    async with client:
+    async with DSecClient() as client:
         await layers(client, tasks, toolkit)
         fixes = {task.name: await inputs.fix(task, CACHE) for task in tasks}
         attempts = [Attempt(task, n) for task in tasks for n in range(1, ATTEMPTS + 1)]
