@@ -84,3 +84,8 @@ require (
 	kernel.org/pub/linux/libs/security/libcap/psx v1.2.78 // indirect
 	sigs.k8s.io/yaml v1.6.0 // indirect
 )
+
+ignore (
+	./build
+	./dist
+)
