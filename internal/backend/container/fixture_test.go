@@ -3,6 +3,7 @@ package container
 import (
 	"context"
 	"crypto/sha256"
+	"debug/elf"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -10,18 +11,26 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 
+	"github.com/erofs/go-erofs"
+
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/backend"
 	"github.com/opendsec/dsec/internal/chronusapi"
+	"github.com/opendsec/dsec/internal/chronusbin"
 	"github.com/opendsec/dsec/internal/disk"
 	"github.com/opendsec/dsec/internal/testutil"
 )
 
 func TestMain(m *testing.M) {
+	if filepath.Base(os.Args[0]) == "inside" {
+		insideMain()
+		os.Exit(0)
+	}
 	if IsLauncher() {
 		LauncherMain()
 	}
@@ -44,24 +53,46 @@ var scratch = sync.OnceValue(func() string {
 	return dir
 })
 
-// programs builds chronus and testdata/inside, static.
+// programs has chronus, and this test binary as inside: static, since nothing
+// else of the host is in a sandbox. Where there is no Go (a test guest, whose
+// test binary is static) chronus is the one that was built for dsec.
 var programs = sync.OnceValues(func() (dir string, err error) {
 	dir = scratch()
-	for name, pkg := range map[string]string{"chronus": "../../../cmd/chronus", "inside": "./testdata/inside"} {
-		cmd := exec.Command("go", "build", "-o", filepath.Join(dir, name), pkg)
+	self, err := elf.Open("/proc/self/exe")
+	if err != nil {
+		return "", err
+	}
+	defer self.Close()
+	dynamic := slices.ContainsFunc(self.Progs, func(p *elf.Prog) bool { return p.Type == elf.PT_INTERP })
+	if _, err := exec.LookPath("go"); err != nil && !dynamic {
+		bin, err := chronusbin.Binary()
+		if err != nil {
+			return "", err
+		}
+		me, err := os.ReadFile("/proc/self/exe")
+		if err != nil {
+			return "", err
+		}
+		return dir, errors.Join(os.WriteFile(dir+"/chronus", bin, 0o700), os.WriteFile(dir+"/inside", me, 0o755))
+	}
+	for _, args := range [][]string{
+		{"build", "-o", dir + "/chronus", "../../../cmd/chronus"},
+		{"test", "-c", "-o", dir + "/inside", "."},
+	} {
+		cmd := exec.Command("go", args...)
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 		if out, err := cmd.CombinedOutput(); err != nil {
-			return "", fmt.Errorf("go build %s: %w\n%s", pkg, err, out)
+			return "", fmt.Errorf("go %v: %w\n%s", args, err, out)
 		}
 	}
 	return dir, nil
 })
 
-// image makes an EROFS image of a tree with busybox and testdata/inside, after
-// change has changed it.
+// image makes an EROFS image of a tree with busybox and inside, after change
+// has changed it.
 func image(t testing.TB, change func(root string)) backend.Layer {
 	t.Helper()
-	testutil.Require(t, testutil.Program("mkfs.erofs"), testutil.Program("busybox"))
+	testutil.Require(t, testutil.Program("busybox"))
 	dir, err := programs()
 	check(t, err)
 	root := filepath.Join(t.TempDir(), "root")
@@ -72,7 +103,7 @@ func image(t testing.TB, change func(root string)) backend.Layer {
 	check(t, err)
 	copyTo(t, busybox, root+"/bin/busybox")
 	copyTo(t, filepath.Join(dir, "inside"), root+"/bin/inside")
-	for _, name := range []string{"sh", "cat", "true", "ls", "id", "nproc", "hostname", "sleep", "dd", "grep", "ping"} {
+	for _, name := range []string{"sh", "cat", "true", "ls", "id", "nproc", "hostname", "sleep", "dd", "grep"} {
 		check(t, os.Symlink("busybox", root+"/bin/"+name))
 	}
 	check(t, os.WriteFile(root+"/etc/passwd", []byte("root:x:0:0:root:/root:/bin/sh\n"), 0o644))
@@ -81,9 +112,11 @@ func image(t testing.TB, change func(root string)) backend.Layer {
 		change(root)
 	}
 	file := filepath.Join(t.TempDir(), "image.erofs")
-	if out, err := exec.Command("mkfs.erofs", "--quiet", "--all-root", file, root).CombinedOutput(); err != nil {
-		t.Fatalf("mkfs.erofs: %v\n%s", err, out)
-	}
+	out, err := os.Create(file)
+	check(t, err)
+	w := erofs.Create(out, erofs.WithBlockSize(4096))
+	check(t, w.CopyFrom(os.DirFS(root)))
+	check(t, errors.Join(w.Close(), out.Close()))
 	return backend.Layer{Digest: "sha256:" + sum(t, file), Path: file}
 }
 

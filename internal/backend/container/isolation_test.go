@@ -14,7 +14,7 @@ import (
 	"github.com/opendsec/dsec/internal/chronusapi"
 )
 
-// inside runs testdata/inside in the sandbox and returns its lines.
+// inside runs insideMain in the sandbox and returns its lines.
 func (s *sandbox) inside(args ...string) []string {
 	s.Helper()
 	o := s.run(append([]string{"/bin/inside"}, args...)...)

@@ -1,15 +1,4 @@
-// Inside is what tests of the container backend run in a sandbox, and on the
-// host as the control that shows that a refusal is the sandbox's doing. Each
-// verb prints lines "<what> <result>"; a result is "ok" or the name of an errno.
-//
-//	fds               every descriptor and the links cwd, root and exe
-//	mounts            mount calls, each tried once
-//	open PATH...      each opened for writing, nothing written
-//	endpoints         what can be connected to: sockets of files, abstract names, vsock
-//	icmp              sockets that ping uses
-//	forks N           children that wait, until N or a failure; then all end
-//	alter PATH...     ways to change a file's bytes where it lies
-package main
+package container
 
 import (
 	"bufio"
@@ -26,7 +15,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func main() {
+// insideMain is what tests of the container backend run in a sandbox, and on
+// the host as the control that shows that a refusal is the sandbox's doing: the
+// test binary under the name inside. Each verb prints lines "<what> <result>";
+// a result is "ok" or the name of an errno.
+//
+//	fds               every descriptor and the links cwd, root and exe
+//	mounts            mount calls, each tried once
+//	open PATH...      each opened for writing, nothing written
+//	icmp              sockets that ping uses
+//	endpoints         what can be connected to: sockets of files, abstract names, vsock
+//	forks N           children that wait, until N or a failure; then all end
+//	alter PATH...     ways to change a file's bytes where it lies
+func insideMain() {
 	if len(os.Args) < 2 {
 		os.Exit(2)
 	}
