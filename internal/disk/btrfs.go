@@ -93,10 +93,11 @@ func (b *btrfs) mount() error {
 	return nil
 }
 
-// btrfsOptions: no data checksums and no copy on write for scratch, and no
-// discard, so that the image keeps the blocks that were allocated for it and a
-// full node cannot fail its writes.
-const btrfsOptions = "nodatacow,nodiscard,space_cache=v2"
+// btrfsOptions are for scratch: no data checksums, no copy on write, and no
+// waiting for the disk's cache: a volume that comes near its limit makes the
+// kernel commit over and over. No discard, so that the image keeps the blocks
+// that were allocated for it and a full node cannot fail its writes.
+const btrfsOptions = "nobarrier,nodatacow,nodiscard,space_cache=v2"
 
 func (b *btrfs) makeImage(image string) error {
 	mkfs, err := exec.LookPath("mkfs.btrfs")

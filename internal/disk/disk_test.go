@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -25,7 +27,7 @@ const (
 
 func open(t testing.TB, dir, driver string) *Store {
 	t.Helper()
-	s, err := Open(Options{Dir: dir, Driver: driver, ImageBytes: 512 << 20, Log: testutil.Logger(t)})
+	s, err := Open(Options{Dir: dir, Driver: driver, ImageBytes: 256 << 20, Log: testutil.Logger(t)})
 	if err != nil && dsec.CodeOf(err) == dsec.CodeUnsupported {
 		t.Skip(err)
 	}
@@ -40,6 +42,9 @@ func openStore(t testing.TB, driver string) *Store {
 	testutil.Require(t, testutil.Root)
 	dir := testutil.Dir(t)
 	testutil.Ledger(t, filepath.Base(dir))
+	if driver == "project" {
+		dir = projectFS(t, dir)
+	}
 	s := open(t, filepath.Join(dir, "disk"), driver)
 	t.Cleanup(func() {
 		if err := s.Destroy(context.Background()); err != nil {
@@ -50,6 +55,51 @@ func openStore(t testing.TB, driver string) *Store {
 		}
 	})
 	return s
+}
+
+// projectFS mounts a file system with project quotas, on the kernels that have
+// them: Debian's, in the guest.
+func projectFS(t testing.TB, dir string) string {
+	t.Helper()
+	testutil.Require(t, testutil.Program("mkfs.ext4"))
+	image, at := filepath.Join(dir, "image"), filepath.Join(dir, "fs")
+	if err := errors.Join(os.WriteFile(image, nil, 0o600), os.Truncate(image, 512<<20), os.Mkdir(at, 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.Command("mkfs.ext4", "-q", "-F", "-O", "quota,project", "-E", "quotatype=prjquota", image).CombinedOutput()
+	if err != nil {
+		t.Fatalf("mkfs.ext4: %v %s", err, out)
+	}
+	if err := mountImage(image, at, "ext4", "prjquota"); err != nil {
+		t.Skipf("a file system with project quotas: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(at, 0); err != nil {
+			t.Error(err)
+		}
+	})
+	return at
+}
+
+// bounded runs f as sandboxes run: without CAP_SYS_RESOURCE over the host, which
+// ext4 takes for leave to pass a quota. It is dropped on a thread of its own.
+func bounded(f func()) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread() // and never unlocked: the thread ends here
+		header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+		var data [2]unix.CapUserData
+		if err := unix.Capget(&header, &data[0]); err != nil {
+			panic(err)
+		}
+		data[0].Effective &^= 1 << unix.CAP_SYS_RESOURCE
+		if err := unix.Capset(&header, &data[0]); err != nil {
+			panic(err)
+		}
+		f()
+	}()
+	<-done
 }
 
 func each(t *testing.T, f func(t *testing.T, s *Store)) {
@@ -100,17 +150,17 @@ func fill(t testing.TB, path string) (int64, error) {
 	defer f.Close()
 	chunk := []byte(strings.Repeat("0123456789abcdef", 4096))
 	var n int64
-	for range 1 << 14 {
-		w, err := f.Write(chunk)
-		n += int64(w)
-		if err == nil && n%(4<<20) == 0 {
-			err = f.Sync() // what was promised must be kept
+	bounded(func() {
+		for err == nil && n < 1<<30 {
+			var w int
+			w, err = f.Write(chunk)
+			n += int64(w)
+			if err == nil && n%(4<<20) == 0 {
+				err = f.Sync() // what was promised must be kept
+			}
 		}
-		if err != nil {
-			return n, err
-		}
-	}
-	return n, f.Sync()
+	})
+	return n, err
 }
 
 func full(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
@@ -138,7 +188,7 @@ func TestVolumeIsReadyForItsOwner(t *testing.T) {
 }
 
 func TestFillStopsAtTheLimitAndSpaceComesBack(t *testing.T) {
-	const limit = 64 << 20
+	const limit = 32 << 20
 	each(t, func(t *testing.T, s *Store) {
 		// More in all than the btrfs image has: without what removals give back,
 		// the later ones could not fill up.
@@ -186,11 +236,11 @@ func waitForSpace(t testing.TB, s *Store, n int64) {
 
 func TestOneFullVolumeLeavesTheOthersAlone(t *testing.T) {
 	each(t, func(t *testing.T, s *Store) {
-		a, b := create(t, s, idA, 64<<20, 0), create(t, s, idB, 64<<20, 0)
+		a, b := create(t, s, idA, 32<<20, 0), create(t, s, idB, 64<<20, 0)
 		if _, err := fill(t, upper(t, a)+"/file"); !full(err) {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile(upper(t, b)+"/file", make([]byte, 32<<20), 0o644); err != nil {
+		if err := os.WriteFile(upper(t, b)+"/file", make([]byte, 16<<20), 0o644); err != nil {
 			t.Errorf("the other volume: %v", err)
 		}
 	})
@@ -199,7 +249,7 @@ func TestOneFullVolumeLeavesTheOthersAlone(t *testing.T) {
 // Every driver bounds files: by a limit on them, or, on btrfs, since each
 // takes bytes of the volume.
 func TestFilesAreBounded(t *testing.T) {
-	const limit, inodes = 4 << 20, 500
+	const limit, inodes = 2 << 20, 500
 	each(t, func(t *testing.T, s *Store) {
 		v := create(t, s, idA, limit, inodes)
 		dir := upper(t, v)
@@ -209,12 +259,15 @@ func TestFilesAreBounded(t *testing.T) {
 		}
 		var n int
 		var err error
-		for ; err == nil && n <= most; n++ {
-			err = unix.Mknod(fmt.Sprintf("%s/%d", dir, n), unix.S_IFREG|0o644, 0)
-			if n%1000 == 999 {
-				_ = unix.Fsync(openFD(t, dir)) // not only reserved
+		top := openFD(t, dir)
+		bounded(func() {
+			for ; err == nil && n <= most; n++ {
+				err = unix.Mknod(fmt.Sprintf("%s/%d", dir, n), unix.S_IFREG|0o644, 0)
+				if n%1000 == 999 {
+					_ = unix.Fsync(top) // not only reserved
+				}
 			}
-		}
+		})
 		n--
 		t.Logf("%d empty files in %d bytes: %d bytes each", n, int64(limit), limit/max(n, 1))
 		if !full(err) {
@@ -243,7 +296,7 @@ func openFD(t testing.TB, path string) int {
 
 func TestVolumesSurviveTheStoreAndAreSwept(t *testing.T) {
 	each(t, func(t *testing.T, s *Store) {
-		kept, lost := create(t, s, idA, 64<<20, 100), create(t, s, idB, 64<<20, 100)
+		kept, lost := create(t, s, idA, 32<<20, 100), create(t, s, idB, 32<<20, 100)
 		if err := os.WriteFile(upper(t, kept)+"/file", []byte("kept"), 0o644); err != nil {
 			t.Fatal(err)
 		}
@@ -283,7 +336,7 @@ func TestVolumesSurviveTheStoreAndAreSwept(t *testing.T) {
 
 func TestRemoveWhileInUse(t *testing.T) {
 	each(t, func(t *testing.T, s *Store) {
-		v := create(t, s, idA, 64<<20, 100)
+		v := create(t, s, idA, 32<<20, 100)
 		f, err := os.Create(upper(t, v) + "/file")
 		if err != nil {
 			t.Fatal(err)
@@ -339,7 +392,7 @@ func TestDamagedImageIsReplaced(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	create(t, s, idA, 64<<20, 0)
+	create(t, s, idA, 32<<20, 0)
 	if _, err := os.Stat(image + ".damaged"); err != nil {
 		t.Error(err)
 	}
@@ -352,7 +405,7 @@ func TestRemovedVolumesLeaveNoQuotaGroup(t *testing.T) {
 	b := s.driver.(*btrfs)
 	for n := range 20 {
 		id := dsec.SandboxID(fmt.Sprintf("aaaaa%020s", strings.Repeat(string(rune('a'+n)), 20)))
-		v := create(t, s, id, 64<<20, 0)
+		v := create(t, s, id, 32<<20, 0)
 		dir, done := use(t, v)
 		err := os.WriteFile(dir+"/file", make([]byte, 1<<20), 0o644)
 		done()
