@@ -332,13 +332,16 @@ func TestSlowReaderHoldsNoMemory(t *testing.T) {
 }
 
 func TestSessionsOverTheAPI(t *testing.T) {
-	n := newNode(t, nil)
+	n := newNode(t, func(_ *edge.Config, o *fake.Options) { o.Groups = 1 })
 	id := n.create(&dsecv1.CreateRequest{Env: map[string]string{"FROM": "create"}})
 	open, err := n.session.OpenSession(t.Context(), connect.NewRequest(&dsecv1.OpenSessionRequest{SandboxId: id, Cwd: "/tmp", Env: map[string]string{"ALSO": "open"}}))
 	if err != nil {
 		t.Fatal(err)
 	}
 	sid := open.Msg.SessionId
+	if _, err := n.session.OpenSession(t.Context(), connect.NewRequest(&dsecv1.OpenSessionRequest{SandboxId: id})); err != nil {
+		t.Fatalf("a second session, which needs another group: %v", err)
+	}
 	bidi := n.session.RunCommands(t.Context())
 	for _, c := range []struct {
 		command, stdout string

@@ -27,9 +27,11 @@ func (x sessionService) OpenSession(ctx context.Context, req *connect.Request[ds
 		if open.User == "" {
 			open.User = c.s.spec.User
 		}
-		s, err := c.client.OpenSession(c.ctx, open)
-		out.SessionId = toText(s.ID)
-		return err
+		return c.grouped(func() error {
+			s, err := c.client.OpenSession(c.ctx, open)
+			out.SessionId = toText(s.ID)
+			return err
+		})
 	})
 	return respond(out, err)
 }
@@ -65,7 +67,11 @@ func (c *call) runCommand(m *dsecv1.RunCommandRequest, out *sender) error {
 	if err != nil {
 		return err
 	}
-	stream, err := c.client.RunCommand(c.ctx, cmd)
+	var stream *chronusapi.Events
+	err = c.grouped(func() (err error) {
+		stream, err = c.client.RunCommand(c.ctx, cmd)
+		return err
+	})
 	if err != nil {
 		return err
 	}

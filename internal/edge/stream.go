@@ -49,19 +49,29 @@ const openTimeout = 30 * time.Second
 
 var errSilent = dsec.Errorf(dsec.CodeOutcomeUnknown, "the sandbox does not answer")
 
-// start starts a command, with a group more where the sandbox needs one.
-func (c *call) start(req chronusapi.StartRequest) (*events, error) {
+// start starts a command.
+func (c *call) start(req chronusapi.StartRequest) (ev *events, err error) {
+	err = c.grouped(func() (err error) {
+		ev, err = c.open(0, func(ctx context.Context) (*chronusapi.Events, error) { return c.client.Start(ctx, req) })
+		return err
+	})
+	return ev, err
+}
+
+// grouped runs what needs a command group, with one more where the sandbox
+// asks for it.
+func (c *call) grouped(f func() error) error {
 	for tries := 0; ; tries++ {
-		ev, err := c.open(0, func(ctx context.Context) (*chronusapi.Events, error) { return c.client.Start(ctx, req) })
+		err := f()
 		if err == nil {
-			return ev, nil
+			return nil
 		}
 		g, ok := c.inst.(backend.Grouper)
 		if !errors.Is(err, chronusapi.ErrNeedGroup) || !ok || tries >= maxGroupTries {
-			return nil, err
+			return err
 		}
 		if err := g.AddGroup(c.ctx); err != nil {
-			return nil, err
+			return err
 		}
 	}
 }

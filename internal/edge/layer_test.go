@@ -1,0 +1,148 @@
+package edge_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strings"
+	"sync"
+	"testing"
+
+	"connectrpc.com/connect"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/backend"
+	"github.com/opendsec/dsec/internal/backend/fake"
+	"github.com/opendsec/dsec/internal/edge"
+	"github.com/opendsec/dsec/internal/layer"
+	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
+)
+
+// layers is a layer store in memory.
+type layers struct {
+	mu    sync.Mutex
+	metas map[string]layer.Meta
+	holds map[string]int
+}
+
+func digest(c byte) string { return "sha256:" + strings.Repeat(string(c), 64) }
+
+func newLayers(metas ...layer.Meta) *layers {
+	l := &layers{metas: make(map[string]layer.Meta), holds: make(map[string]int)}
+	for _, m := range metas {
+		l.metas[m.Digest] = m
+	}
+	return l
+}
+
+func (l *layers) Get(digest string) (layer.Meta, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	m, ok := l.metas[digest]
+	if !ok {
+		return m, dsec.Errorf(dsec.CodeNotFound, "no layer %s", digest)
+	}
+	return m, nil
+}
+
+func (l *layers) Hold(digest string) (func(), error) {
+	if _, err := l.Get(digest); err != nil {
+		return nil, err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.holds[digest]++
+	return sync.OnceFunc(func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.holds[digest]--
+	}), nil
+}
+
+func (l *layers) Path(digest string) string { return "/layers/" + digest }
+
+func (l *layers) Build(_ context.Context, selected string, r io.Reader) (layer.Meta, []string, error) {
+	b, err := io.ReadAll(r)
+	if err != nil {
+		return layer.Meta{}, nil, err
+	}
+	m := layer.Meta{Digest: digest('e'), Size: int64(len(b))}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.metas[m.Digest] = m
+	return m, []string{"selected " + selected}, nil
+}
+
+func (l *layers) Remove(digest string) error {
+	if _, err := l.Get(digest); err != nil {
+		return err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.holds[digest] > 0 {
+		return dsec.Errorf(dsec.CodeConflict, "layer is used")
+	}
+	delete(l.metas, digest)
+	return nil
+}
+
+func (l *layers) held(digest string) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.holds[digest]
+}
+
+func TestLayersGiveDefaultsAndAreHeld(t *testing.T) {
+	store := newLayers(
+		layer.Meta{Digest: digest('a'), Config: layer.Config{Env: []string{"A=base", "B=base"}, User: "nobody", Workdir: "/tmp"}},
+		layer.Meta{Digest: digest('b'), Config: layer.Config{Env: []string{"B=top", "C=top"}}},
+	)
+	var got backend.CreateRequest
+	n := newNode(t, func(c *edge.Config, o *fake.Options) {
+		c.Layers = store
+		o.OnCreate = func(_ context.Context, req backend.CreateRequest) error { got = req; return nil }
+	})
+	id := n.create(&dsecv1.CreateRequest{Layers: []string{digest('a'), digest('b')}, Env: map[string]string{"C": "request"}})
+	if env := strings.Join(got.Spec.Env, " "); env != "A=base B=top C=request" {
+		t.Errorf("environment %q", env)
+	}
+	if got.Spec.User != "nobody" || got.Spec.Workdir != "/tmp" || len(got.Layers) != 2 || got.Layers[1].Path != "/layers/"+digest('b') {
+		t.Errorf("the backend was asked for %+v", got)
+	}
+	if res := n.shell(id, "echo $A $B $C; pwd"); string(res.Stdout) != "base top request\n/tmp\n" {
+		t.Errorf("a command sees %q", res.Stdout)
+	}
+	_, err := n.tryCreate(&dsecv1.CreateRequest{Layers: []string{digest('a'), digest('f')}})
+	wantError(t, err, dsec.CodeNotFound, "layers[1]")
+	drop := func(d string) error {
+		_, err := n.DropLayer(t.Context(), connect.NewRequest(&dsecv1.DropLayerRequest{Digest: d}))
+		return err
+	}
+	n.restart()
+	if a, b := store.held(digest('a')), store.held(digest('b')); a < 1 || b < 1 {
+		t.Errorf("after a restart held %d and %d times", a, b)
+	}
+	wantError(t, drop(digest('a')), dsec.CodeConflict, "")
+	before := store.held(digest('a'))
+	n.kill(id)
+	if after := store.held(digest('a')); after != before-1 {
+		t.Errorf("held %d times before and %d after the kill", before, after)
+	}
+	up := n.BuildLayer(t.Context())
+	if err := up.Send(&dsecv1.ImportLayerRequest{Message: &dsecv1.ImportLayerRequest_Open{Open: &dsecv1.ImportLayerOpen{Select: "x"}}}); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		if err := up.Send(&dsecv1.ImportLayerRequest{Message: &dsecv1.ImportLayerRequest_Data{Data: make([]byte, 1000)}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	res, err := up.CloseAndReceive()
+	if err != nil || res.Msg.Layer.Size != 3000 || fmt.Sprint(res.Msg.Findings) != "[selected x]" {
+		t.Errorf("built %v, %v", res, err)
+	}
+	if err := drop(digest('e')); err != nil {
+		t.Error(err)
+	}
+	wantError(t, drop(digest('e')), dsec.CodeNotFound, "")
+}
