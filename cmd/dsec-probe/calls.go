@@ -162,28 +162,32 @@ func mountCalls([]string) (any, error) {
 	tmpfs, tmp, mask, empty := text(64, "tmpfs"), text(80, "/tmp"), text(96, "/proc/kcore"), text(112, "")
 	at := uintptr(unix.AT_FDCWD & (1<<64 - 1))
 	results := map[string]string{}
-	for name, call := range map[string][]uintptr{
-		"mount":           {unix.SYS_MOUNT, tmpfs, tmp, tmpfs, 0, 0},
-		"mount_remount":   {unix.SYS_MOUNT, 0, tmp, 0, unix.MS_REMOUNT | unix.MS_BIND, 0},
-		"mount_bind":      {unix.SYS_MOUNT, tmp, tmp, 0, unix.MS_BIND, 0},
-		"umount2_mask":    {unix.SYS_UMOUNT2, mask, 0},
-		"umount2_detach":  {unix.SYS_UMOUNT2, mask, unix.MNT_DETACH},
-		"fsopen":          {unix.SYS_FSOPEN, tmpfs, 0},
-		"fspick":          {unix.SYS_FSPICK, at, tmp, 0},
-		"open_tree":       {unix.SYS_OPEN_TREE, at, tmp, 0},
-		"open_tree_clone": {unix.SYS_OPEN_TREE, at, tmp, unix.OPEN_TREE_CLONE},
-		"move_mount":      {unix.SYS_MOVE_MOUNT, at, mask, at, tmp, 0},
-		"mount_setattr":   {unix.SYS_MOUNT_SETATTR, at, tmp, 0, uintptr(unsafe.Pointer(&page[128])), 32},
-		"pivot_root":      {unix.SYS_PIVOT_ROOT, tmp, tmp},
-		"unshare_mount":   {unix.SYS_UNSHARE, unix.CLONE_NEWNS},
-		"unshare_user":    {unix.SYS_UNSHARE, unix.CLONE_NEWUSER},
-		"clone_user":      {unix.SYS_CLONE, unix.CLONE_NEWUSER | uintptr(unix.SIGCHLD)},
-		"setns":           {unix.SYS_SETNS, 0, 0},
-		"sethostname":     {unix.SYS_SETHOSTNAME, empty, 0},
-		"chroot":          {unix.SYS_CHROOT, tmp}, // allowed: it gives nothing
+	// In an order: where pivot_root is not refused, it is the last that works.
+	for _, row := range []struct {
+		name string
+		call []uintptr
+	}{
+		{"mount", []uintptr{unix.SYS_MOUNT, tmpfs, tmp, tmpfs, 0, 0}},
+		{"mount_remount", []uintptr{unix.SYS_MOUNT, 0, tmp, 0, unix.MS_REMOUNT | unix.MS_BIND, 0}},
+		{"mount_bind", []uintptr{unix.SYS_MOUNT, tmp, tmp, 0, unix.MS_BIND, 0}},
+		{"umount2_mask", []uintptr{unix.SYS_UMOUNT2, mask, 0}},
+		{"umount2_detach", []uintptr{unix.SYS_UMOUNT2, mask, unix.MNT_DETACH}},
+		{"fsopen", []uintptr{unix.SYS_FSOPEN, tmpfs, 0}},
+		{"fspick", []uintptr{unix.SYS_FSPICK, at, tmp, 0}},
+		{"open_tree", []uintptr{unix.SYS_OPEN_TREE, at, tmp, 0}},
+		{"open_tree_clone", []uintptr{unix.SYS_OPEN_TREE, at, tmp, unix.OPEN_TREE_CLONE}},
+		{"move_mount", []uintptr{unix.SYS_MOVE_MOUNT, at, mask, at, tmp, 0}},
+		{"mount_setattr", []uintptr{unix.SYS_MOUNT_SETATTR, at, tmp, 0, uintptr(unsafe.Pointer(&page[128])), 32}},
+		{"unshare_mount", []uintptr{unix.SYS_UNSHARE, unix.CLONE_NEWNS}},
+		{"unshare_user", []uintptr{unix.SYS_UNSHARE, unix.CLONE_NEWUSER}},
+		{"clone_user", []uintptr{unix.SYS_CLONE, unix.CLONE_NEWUSER | uintptr(unix.SIGCHLD)}},
+		{"setns", []uintptr{unix.SYS_SETNS, 0, 0}},
+		{"sethostname", []uintptr{unix.SYS_SETHOSTNAME, empty, 0}},
+		{"chroot", []uintptr{unix.SYS_CHROOT, tmp}}, // allowed: it gives nothing
+		{"pivot_root", []uintptr{unix.SYS_PIVOT_ROOT, tmp, tmp}},
 	} {
-		if results[name], err = try(call[0], call[1:]...); err != nil {
-			return nil, fmt.Errorf("%s: %w", name, err)
+		if results[row.name], err = try(row.call[0], row.call[1:]...); err != nil {
+			return nil, fmt.Errorf("%s: %w", row.name, err)
 		}
 	}
 	return results, nil
