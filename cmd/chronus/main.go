@@ -32,7 +32,8 @@ func main() {
 }
 
 func run() error {
-	runtime.GOMAXPROCS(2) // one may be in a long system call
+	runtime.MemProfileRate = 0 // its tables cost memory, and nobody reads them
+	runtime.GOMAXPROCS(2)      // one may be in a long system call
 	debug.SetGCPercent(50)
 	debug.SetMemoryLimit(24 << 20) // spools have 8 MiB of it
 	if os.Getpid() == 1 {

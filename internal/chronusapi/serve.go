@@ -2,7 +2,6 @@ package chronusapi
 
 import (
 	"context"
-	"errors"
 	"io"
 )
 
@@ -13,8 +12,10 @@ func (s *server) serve(ctx context.Context, call uint8, d *dec) error {
 	}
 	if s.setup != nil && call != callInfo && call != callSetup && call != callAddGroup {
 		if err := s.setup.Ready(); err != nil {
-			// What may follow, as the data of a Write, is not read.
-			return errors.Join(err, s.answer(err, nil))
+			if call == callWrite || call == callUpload {
+				return s.receive(func(io.Reader) error { return err }, nil)
+			}
+			return s.answer(err, nil)
 		}
 	}
 	switch call {
