@@ -20,10 +20,12 @@ type file struct {
 	noReserve bool  // the file system cannot allocate ahead
 }
 
-// replace writes a new journal file in dir and puts it in the place of the old
-// one: after a crash there is either the old or the new one, whole.
-func replace(dir string, content []byte) (*file, error) {
-	tmp := filepath.Join(dir, fileName+".tmp")
+const tmpName = fileName + ".tmp"
+
+// prepare writes a new journal file in dir, under a temporary name, and syncs
+// it: once installed, a crash finds the old or the new one, whole.
+func prepare(dir string, content []byte) (*file, error) {
+	tmp := filepath.Join(dir, tmpName)
 	f, err := os.OpenFile(tmp, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
 		return nil, err
@@ -33,17 +35,16 @@ func replace(dir string, content []byte) (*file, error) {
 	if err == nil {
 		err = f.Sync()
 	}
-	if err == nil {
-		err = os.Rename(tmp, filepath.Join(dir, fileName))
-	}
-	if err == nil {
-		err = syncDir(dir)
-	}
 	if err != nil {
 		return nil, errors.Join(err, f.Close(), removeIfThere(tmp))
 	}
 	out.allocate()
 	return out, nil
+}
+
+// install puts a prepared file in the place of the old one.
+func (f *file) install(dir string) error {
+	return os.Rename(filepath.Join(dir, tmpName), filepath.Join(dir, fileName))
 }
 
 func removeIfThere(path string) error {

@@ -72,6 +72,11 @@ type Journal struct {
 	size   int64 // of live, as records
 	buf    []byte
 	err    error // sticky: the main file is in an unknown state
+
+	// While a rewrite is under way, tail holds what was put since it began.
+	rewriting bool
+	tail      []byte
+	rewrites  sync.WaitGroup
 }
 
 const (
@@ -211,12 +216,12 @@ func (j *Journal) append(e entry) error {
 	}
 	j.seq++
 	j.apply(e)
-	if j.main.size >= j.opts.Compact && j.size < j.main.size/2 {
-		if err := j.rewrite(); err != nil {
-			// The old file is whole and goes on; tried again when it has grown.
-			j.opts.Logger.Warn("journal: not rewritten", "err", err)
-			j.opts.Compact = 2 * j.main.size
-		}
+	if j.rewriting {
+		j.tail = append(j.tail, j.buf...)
+	} else if j.main.size >= j.opts.Compact && j.size < j.main.size/2 {
+		j.rewriting, j.tail = true, nil
+		live, seq := maps.Clone(j.live), j.seq
+		j.rewrites.Go(func() { j.rewriteAside(live, seq) })
 	}
 	return nil
 }
@@ -238,26 +243,94 @@ func liveSize(key string, v json.RawMessage) int64 {
 	return int64(headerLen + 32 + len(key) + len(v))
 }
 
-// rewrite replaces both files by ones that hold the live values only.
-func (j *Journal) rewrite() error {
-	var out []byte
-	var err error
-	j.size = 0
-	for _, k := range slices.Sorted(maps.Keys(j.live)) {
+// encode is the content of a file that holds live and nothing else.
+func encode(live map[string]json.RawMessage, seq uint64) (out []byte, err error) {
+	for _, k := range slices.Sorted(maps.Keys(live)) {
 		// The sequence number of the whole is that of its newest record.
-		if out, err = appendRecord(out, entry{Key: k, Seq: j.seq, Value: j.live[k]}); err != nil {
-			return err
+		if out, err = appendRecord(out, entry{Key: k, Seq: seq, Value: live[k]}); err != nil {
+			return nil, err
 		}
-		j.size += liveSize(k, j.live[k])
 	}
-	if len(j.live) == 0 && j.seq > 0 {
+	if len(live) == 0 && seq > 0 {
 		// Keeps the number when nothing else does.
-		if out, err = appendRecord(out, entry{Key: "-", Seq: j.seq}); err != nil {
+		return appendRecord(out, entry{Key: "-", Seq: seq})
+	}
+	return out, nil
+}
+
+// rewrite replaces both files, before the first put.
+func (j *Journal) rewrite() error {
+	out, err := encode(j.live, j.seq)
+	if err != nil {
+		return err
+	}
+	for k, v := range j.live {
+		j.size += liveSize(k, v)
+	}
+	if j.main, err = prepare(j.opts.Dir, out); err != nil {
+		return err
+	}
+	if err := j.main.install(j.opts.Dir); err != nil {
+		return err
+	}
+	if j.opts.Mirror != "" {
+		mirror, err := prepare(j.opts.Mirror, out)
+		if err == nil {
+			j.mirror, err = mirror, mirror.install(j.opts.Mirror)
+		}
+		if err != nil {
 			return err
 		}
 	}
-	main, err := replace(j.opts.Dir, out)
-	if err != nil {
+	return errors.Join(syncDir(j.opts.Dir), j.syncMirror())
+}
+
+func (j *Journal) syncMirror() error {
+	if j.opts.Mirror == "" {
+		return nil
+	}
+	return syncDir(j.opts.Mirror)
+}
+
+// rewriteAside replaces both files while puts go on: the bulk is written and
+// synced aside, what was put meanwhile follows under the lock.
+func (j *Journal) rewriteAside(live map[string]json.RawMessage, seq uint64) {
+	var main, mirror *file
+	out, err := encode(live, seq)
+	if err == nil {
+		main, err = prepare(j.opts.Dir, out)
+	}
+	if err == nil && j.opts.Mirror != "" {
+		// Without it the second copy is given up until the next rewrite.
+		var merr error
+		if mirror, merr = prepare(j.opts.Mirror, out); merr != nil {
+			j.opts.Logger.Warn("journal: no second copy", "err", merr)
+		}
+	}
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if err == nil && j.err == nil {
+		err = j.swap(main, mirror)
+	}
+	j.rewriting, j.tail = false, nil
+	if err != nil || j.err != nil {
+		_, _ = main.close(), mirror.close()
+		// The old file is whole and goes on; tried again when it has grown.
+		j.opts.Logger.Warn("journal: not rewritten", "err", err)
+		if j.main != nil {
+			j.opts.Compact = 2 * j.main.size
+		}
+	}
+}
+
+// swap puts new files in the place of the old ones. The caller holds mu.
+func (j *Journal) swap(main, mirror *file) error {
+	if len(j.tail) > 0 {
+		if err := main.append(j.tail); err != nil {
+			return err
+		}
+	}
+	if err := main.install(j.opts.Dir); err != nil {
 		return err
 	}
 	_ = j.main.close()
@@ -265,9 +338,19 @@ func (j *Journal) rewrite() error {
 	if j.opts.Mirror == "" {
 		return nil
 	}
-	mirror, err := replace(j.opts.Mirror, out)
-	if err != nil {
-		j.opts.Logger.Warn("journal: no second copy", "err", err)
+	var err error
+	if mirror != nil {
+		if len(j.tail) > 0 {
+			err = mirror.append(j.tail)
+		}
+		if err == nil {
+			err = mirror.install(j.opts.Mirror)
+		}
+		if err != nil {
+			j.opts.Logger.Warn("journal: no second copy", "err", err)
+			_ = mirror.close()
+			mirror = nil
+		}
 	}
 	_ = j.mirror.close()
 	j.mirror = mirror
@@ -289,11 +372,13 @@ func (j *Journal) Sync() error {
 	if j.err != nil {
 		return j.err
 	}
-	return j.main.f.Sync()
+	// The name too: a rewrite does not wait for it.
+	return errors.Join(j.main.f.Sync(), syncDir(j.opts.Dir))
 }
 
 // Close closes the journal; puts after it fail.
 func (j *Journal) Close() error {
+	j.rewrites.Wait()
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	err := errors.Join(j.main.close(), j.mirror.close(), j.lock.Close())
