@@ -27,6 +27,7 @@ type server struct {
 	cmd      *exec.Cmd
 	features []string
 	kind     dsec.Kind
+	dir      string
 	exited   chan error
 }
 
@@ -57,6 +58,7 @@ func startServer(ctx context.Context, o options, work string, warm int) (*server
 		"DSEC_EDGE_BACKENDS="+o.backend,
 		"DSEC_EDGE_MAX_SANDBOXES="+strconv.Itoa(o.density+1000),
 		"DSEC_CONTAINER_WARM="+strconv.Itoa(warm),
+		"DSEC_CONTAINER_DISK_IMAGE_BYTES="+strconv.FormatInt(4*o.copySize+(4<<30), 10),
 		"DSEC_LOG_LEVEL=warn",
 	)
 	cmd.Stdout, cmd.Stderr = log, log
@@ -64,10 +66,11 @@ func startServer(ctx context.Context, o options, work string, warm int) (*server
 	if err := cmd.Start(); err != nil {
 		return nil, err
 	}
-	s := &server{cmd: cmd, kind: dsec.Kind(o.backend), exited: make(chan error, 1)}
+	s := &server{cmd: cmd, kind: dsec.Kind(o.backend), dir: dir, exited: make(chan error, 1)}
 	go func() { s.exited <- cmd.Wait() }()
 	if err := s.ready(ctx, address, filepath.Join(dir, "data", "admin.key")); err != nil {
-		return nil, errors.Join(err, s.stop(), fmt.Errorf("its log ends with: %s", tail(log.Name())))
+		end := tail(log.Name())
+		return nil, errors.Join(err, s.stop(), fmt.Errorf("its log ends with: %s", end))
 	}
 	return s, nil
 }
@@ -104,8 +107,13 @@ func (s *server) ready(ctx context.Context, address, keyFile string) error {
 	return err
 }
 
-// stop ends the server as a person would, and reports one that cannot.
+// stop ends the server as a person would, and reports one that cannot. What it
+// keeps for its next start, which will not come, is taken away.
 func (s *server) stop() error {
+	defer func() {
+		unmountBelow(s.dir)
+		_ = os.RemoveAll(s.dir)
+	}()
 	if s.Client != nil {
 		s.Client.Close()
 	}
