@@ -155,6 +155,14 @@ async def test_timeout_bounds_all_retries_together(
         await client.run_container(ARGS, timeout=0.05)
 
 
+async def test_server_that_hangs_does_not_hang_its_callers(wire: Wire) -> None:
+    wire.on(m.GET, hang)
+    client = libdsec.DSecClient(wire.url, "e2b_00", call_timeout=0.05)
+    with pytest.raises(libdsec.RequestTimeout):
+        await client.get("x")
+    await client.close()
+
+
 async def test_deadline_that_the_server_saw_first(wire: Wire, client: libdsec.DSecClient) -> None:
     wire.on(m.CREATE, fails(504, {"code": "deadline_exceeded", "message": "too late"}))
     with pytest.raises(libdsec.RequestTimeout, match="too late"):

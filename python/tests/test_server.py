@@ -69,8 +69,7 @@ async def test_network_rule_that_is_true_is_unsupported(
 async def test_wrong_key(server: Server) -> None:
     client = DSecClient(server.url, "e2b_" + "0" * 40)
     with pytest.raises(libdsec.UnauthenticatedError):
-        await client.open()
-    await client.close()
+        await client.__aenter__()
 
 
 async def test_key_file(server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

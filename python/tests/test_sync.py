@@ -32,6 +32,11 @@ def test_twin_has_everything(name: str) -> None:
             assert other.__doc__
 
 
+def test_constructors_are_alike() -> None:
+    want, have = (inspect.signature(m.DSecClient.__init__).parameters for m in (libdsec, libdsec.sync))
+    assert want == have
+
+
 def test_exports_are_the_same_objects() -> None:
     for name in libdsec.sync.__all__:
         if name not in NAMES:
@@ -68,8 +73,8 @@ async def test_errors_come_through(unused_url: str) -> None:
     def work() -> None:
         client = libdsec.sync.DSecClient(unused_url, "e2b_00", retries=0)
         with pytest.raises(libdsec.UnavailableError):
-            client.open()
-        client.close()
+            client.__enter__()
+        assert not any(t.name == "libdsec-loop" for t in threading.enumerate())
 
     await in_thread(work)
 

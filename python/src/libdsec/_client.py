@@ -43,6 +43,9 @@ class DSecClient:
         retries: How often a call is sent again that the server did not accept
             (`exhausted`, `unavailable`), with growing random pauses. Commands
             are never sent again.
+        call_timeout: Seconds after which a call raises `RequestTimeout`, its
+            retries included; None is never. Calls that take as long as a
+            command, a create or a transfer does have bounds of their own.
     """
 
     def __init__(
@@ -53,12 +56,13 @@ class DSecClient:
         key_file: str | os.PathLike[str] | None = None,
         ca_file: str | os.PathLike[str] | None = None,
         retries: int = 4,
+        call_timeout: float | None = 120,
     ) -> None:
         if not isinstance(retries, int) or not 0 <= retries <= 100:
             raise InvalidError(f"want a whole number from 0 to 100, got {retries!r}", field="retries")
         config = _config.resolve(url, api_key, key_file, ca_file)
         self._backend = config.backend
-        self._rpc = Rpc(config, retries)
+        self._rpc = Rpc(config, retries, call_timeout)
 
     def __repr__(self) -> str:
         return f"<DSecClient {self._rpc.url}>"
@@ -78,7 +82,11 @@ class DSecClient:
         await self._rpc.close()
 
     async def __aenter__(self) -> Self:
-        return await self.open()
+        try:
+            return await self.open()
+        except BaseException:
+            await self.close()
+            raise
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None

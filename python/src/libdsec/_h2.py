@@ -96,14 +96,19 @@ class BidiStream(Generic[Req, Resp]):
     async def send(self, message: Req) -> None:
         """Send a message; waits while the server takes no more.
 
+        Where the server has ended the stream already this does nothing:
+        `receive` tells why it did.
+
         Raises:
-            DSecError: The call has ended; `receive` tells why if this does not.
+            DSecError: The stream broke.
         """
         data = memoryview(_connect.frame(message))
         while data:
             await self._until(lambda: self._window() > 0)
-            if self._over():
-                raise self._failure or OutcomeUnknownError("the server ended the stream")
+            if self._failure is not None:
+                raise self._failure
+            if self._ended:
+                return
             n = min(len(data), self._window())
             self._h2.send_data(self._stream, bytes(data[:n]))
             self._flush()

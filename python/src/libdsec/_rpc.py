@@ -27,8 +27,9 @@ class Rpc:
     and never where it runs a command.
     """
 
-    def __init__(self, config: Config, retries: int) -> None:
+    def __init__(self, config: Config, retries: int, call_timeout: float | None) -> None:
         self.url = config.url
+        self._call_timeout = call_timeout
         self._pool = TransportPool(config)
         self._retries = retries
 
@@ -37,7 +38,13 @@ class Rpc:
         await self._pool.close()
 
     async def unary(self, method: Method[Req, Resp], request: Req, timeout: float | None = None) -> Resp:
-        """Make a call with one message each way; timeout bounds it with all its retries, in seconds."""
+        """Make a call with one message each way; timeout bounds it with all its retries, in seconds.
+
+        Without one, a call that does not wait for a command or a create is
+        bounded all the same: a server that hangs must not hang its callers.
+        """
+        if timeout is None and not method.slow:
+            timeout = self._call_timeout
         loop = asyncio.get_running_loop()
         end = None if timeout is None else loop.time() + timeout
 

@@ -361,10 +361,12 @@ class DSecClient(_Twin[_client.DSecClient]):
         key_file: str | os.PathLike[str] | None = None,
         ca_file: str | os.PathLike[str] | None = None,
         retries: int = 4,
+        call_timeout: float | None = 120,
     ) -> None:
-        super().__init__(
-            _client.DSecClient(url, api_key, key_file=key_file, ca_file=ca_file, retries=retries), _Loop()
+        client = _client.DSecClient(
+            url, api_key, key_file=key_file, ca_file=ca_file, retries=retries, call_timeout=call_timeout
         )
+        super().__init__(client, _Loop())
 
     def open(self) -> Self:
         """Check that the server answers and knows the key. Other methods work without it, too."""
@@ -377,7 +379,11 @@ class DSecClient(_Twin[_client.DSecClient]):
         self._loop.stop()
 
     def __enter__(self) -> Self:
-        return self.open()
+        try:
+            return self.open()
+        except BaseException:
+            self.close()
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
