@@ -73,6 +73,7 @@ func (c *Chronus) OpenSession(ctx context.Context, req chronusapi.SessionRequest
 		return chronusapi.Session{}, err
 	}
 	go s.statuses()
+	go s.watch()
 	return chronusapi.Session{ID: s.id, Process: s.p.id}, nil
 }
 
@@ -126,7 +127,11 @@ func (c *Chronus) lookupSession(id string) (*session, error) {
 			return s, nil
 		}
 	}
-	return nil, &dsec.Error{Code: dsec.CodeNotFound, Field: "session_id",
+	return nil, noSession(id)
+}
+
+func noSession(id string) error {
+	return &dsec.Error{Code: dsec.CodeNotFound, Field: "session_id",
 		Message: "no session " + strconv.Quote(id[:min(len(id), 64)]) + "; it may have ended with its shell"}
 }
 
@@ -177,6 +182,9 @@ func (s *session) begin(cmd *chronusapi.SessionCommand) (*sessionRun, error) {
 		r.oomStart, _ = p.group.oomKills()
 	}
 	if err := s.files.setText(cmd.Command); err != nil {
+		if p.ended.Load() {
+			return nil, noSession(s.id)
+		}
 		return nil, &dsec.Error{Code: dsec.CodeExhausted, Message: "no memory for the command: " + err.Error(), Err: err}
 	}
 	p.mu.Lock()
@@ -245,47 +253,33 @@ func (s *session) finish(number uint64, status int, shell *dsec.Outcome) {
 	p.mu.Unlock()
 }
 
-// statuses reads what the shell tells, until it ends.
+// statuses reads what the shell tells, until it closes its end: a command may
+// do that, too, and then nothing but the shell's own end is told any more.
 func (s *session) statuses() {
-	lines := make(chan []byte)
-	go func() {
-		defer close(lines)
-		buf := make([]byte, 64)
-		for {
-			// The shell writes each line at once, and a pipe keeps it whole.
-			n, err := s.files.status.Read(buf)
-			if err != nil {
-				return
-			}
-			for line := range bytes.Lines(buf[:n]) {
-				lines <- line
-			}
+	buf := make([]byte, 64)
+	for {
+		// The shell writes each line at once, and a pipe keeps it whole.
+		n, err := s.files.status.Read(buf)
+		if err != nil {
+			return
 		}
-	}()
-	for open := true; open; {
-		select {
-		case line, ok := <-lines:
-			if !ok {
-				lines = nil // a command closed the descriptor
-				continue
-			}
+		for line := range bytes.Lines(buf[:n]) {
 			if number, status, ok := parseStatus(line); ok {
 				s.finish(number, status, nil)
 			}
-		case <-s.p.done:
-			open = false
 		}
 	}
+}
+
+// watch ends the session with its shell.
+func (s *session) watch() {
+	<-s.p.done
 	s.p.mu.Lock()
 	o := *s.p.outcome
 	s.p.mu.Unlock()
 	s.c.forgetSession(s)
 	s.finish(0, 0, &o)
-	s.files.closeAll()
-	if lines != nil {
-		for range lines {
-		}
-	}
+	s.files.closeAll() // wakes statuses
 }
 
 // parseStatus reads "<number> <status>\n". Any process of the session can

@@ -66,10 +66,10 @@ func (f *sessionFiles) closeChild() {
 
 func (f *sessionFiles) closeAll() {
 	f.closeChild()
-	closeFile(&f.text)
-	closeFile(&f.control)
-	if f.status != nil {
-		f.status.Close() // stays set for its reader
+	for _, fl := range []*os.File{f.text, f.control, f.status} {
+		if fl != nil {
+			fl.Close() // stays set: others may be using it
+		}
 	}
 }
 
