@@ -70,7 +70,7 @@ func projectFS(t testing.TB, dir string) string {
 	if err != nil {
 		t.Fatalf("mkfs.ext4: %v %s", err, out)
 	}
-	if err := mountImage(image, at, "ext4", "prjquota"); err != nil {
+	if err := errors.Join(needLoop(), mountImage(image, at, "ext4", "prjquota")); err != nil {
 		t.Skipf("a file system with project quotas: %v", err)
 	}
 	t.Cleanup(func() {

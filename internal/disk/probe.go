@@ -75,8 +75,16 @@ func needProgram(name string) error {
 	return nil
 }
 
+// needLoop loads the loop driver where nothing has asked for it yet.
 func needLoop() error {
-	if _, err := os.Stat("/dev/loop-control"); err != nil {
+	const control = "/dev/loop-control"
+	if _, err := os.Stat(control); err == nil {
+		return nil
+	}
+	if modprobe, err := exec.LookPath("modprobe"); err == nil {
+		_ = exec.Command(modprobe, "--quiet", "loop").Run() // what counts is whether the device is there
+	}
+	if _, err := os.Stat(control); err != nil {
 		return errors.New("no loop devices")
 	}
 	return nil
