@@ -64,9 +64,19 @@ func (p *process) ownsGroup() bool {
 	return p.group.owner == p
 }
 
+// killRounds bounds how often a group is looked over for processes that were
+// forked meanwhile.
+const killRounds = 32
+
 // killGroup ends every process of p's group, at once. A group that p has given
 // back is empty of p's processes, and may hold another command's: it is left
-// alone, for which the lock is held over the write. False: not killed.
+// alone, for which the lock is held over the kill. False: not killed.
+//
+// cgroup.kill is the last resort: on Linux 6.18 a process that is cloned into
+// a cgroup which was ever killed that way is killed at once (clone3 compares
+// the cgroup's kill counter with that of its parent's cgroup), so that the
+// group can never be used again. One process after the other is as sure: what
+// has SIGKILL pending cannot fork.
 func (p *process) killGroup() bool {
 	g := p.group
 	if g.Kill < 0 {
@@ -74,11 +84,35 @@ func (p *process) killGroup() bool {
 	}
 	p.c.mu.Lock()
 	defer p.c.mu.Unlock()
-	if g.owner != p {
+	if g.owner != p || g.killAll() {
 		return true
 	}
+	g.bad = true
 	_, err := syscall.Write(g.Kill, []byte("1"))
 	return err == nil
+}
+
+// killAll kills the processes of the group until there are none but killed
+// ones. False: they cannot be listed, or fork faster than that.
+func (g *group) killAll() bool {
+	killed := make(map[int]bool)
+	for range killRounds {
+		pids := g.pids()
+		if len(pids) == 0 {
+			return !g.populated() || len(killed) > 0
+		}
+		found := false
+		for _, pid := range pids {
+			if !killed[pid] {
+				killed[pid], found = true, true
+				killPID(pid)
+			}
+		}
+		if !found {
+			return true
+		}
+	}
+	return false
 }
 
 // pids lists the processes of the group, where chronus may read that.
