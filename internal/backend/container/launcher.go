@@ -92,6 +92,9 @@ func (l *launcher) start(ctx context.Context) (*launcherRun, error) {
 	}
 	run := &launcherRun{conn: conn, cmd: cmd, dead: make(chan struct{}), waiting: map[uint64]chan answer{}}
 	go run.receive()
+	// Whoever asked first may give up; the launcher is for all.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stepTimeout)
+	defer cancel()
 	chronus, err := os.Open(l.chronus)
 	if err == nil {
 		_, err = run.call(ctx, request{Hello: &l.hello}, int(chronus.Fd()))

@@ -16,7 +16,7 @@ import (
 func (b *Backend) Recover(ctx context.Context, id dsec.SandboxID, raw backend.Handle) (_ backend.Instance, err error) {
 	var h handle
 	if err := json.Unmarshal(raw, &h); err != nil || h.Version != handleVersion {
-		return nil, &dsec.Error{Code: dsec.CodeInternal, Message: "the record of the sandbox cannot be read", Err: err}
+		return nil, &dsec.Error{Code: dsec.CodeLost, Message: "the record of the sandbox cannot be read", Err: err}
 	}
 	if h.Boot != b.boot {
 		return nil, dsec.Errorf(dsec.CodeLost, "the node was restarted while the sandbox ran")

@@ -123,6 +123,9 @@ func (s *slots) claimant(n slot) dsec.SandboxID {
 // list returns every slot that is taken.
 func (s *slots) list() ([]slot, error) {
 	names, err := os.ReadDir(procPath(s.dir))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil // removed with the last of them
+	}
 	if err != nil {
 		return nil, err
 	}
