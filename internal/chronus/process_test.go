@@ -460,3 +460,30 @@ func TestManyCommandsAtOnce(t *testing.T) {
 		}
 	}
 }
+
+func TestStartWhoseReaderIsGoneLeavesNothing(t *testing.T) {
+	f := newFixture(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	req := argv("sleep", "1000")
+	err := f.c.Start(ctx, req, func(chronusapi.Event) error { return ctx.Err() })
+	if err == nil {
+		t.Fatal("no error")
+	}
+	eventually(t, "it was killed and counted once", func() bool {
+		f.c.mu.Lock()
+		defer f.c.mu.Unlock()
+		return f.c.running == 0
+	})
+	req.Orphan = true
+	if err := f.c.Start(ctx, req, func(chronusapi.Event) error { return ctx.Err() }); err == nil {
+		t.Fatal("no error")
+	}
+	list, err := f.Processes(t.Context())
+	if err != nil || len(list) != 2 || list[0].Outcome == nil || list[1].Outcome != nil {
+		t.Errorf("got %+v, %v; want one killed and one running", list, err)
+	}
+	if info, err := f.Info(t.Context()); err != nil || info.Processes != 1 {
+		t.Errorf("got %+v, %v", info, err)
+	}
+}

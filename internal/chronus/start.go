@@ -63,11 +63,12 @@ func (c *Chronus) start(ctx context.Context, req *chronusapi.StartRequest, shell
 		})
 	}
 	// A child that is stopped before it execs holds this call up.
-	stop := context.AfterFunc(ctx, p.killTree)
-	err = l.run()
-	if !stop() && err == nil {
-		err = ctx.Err() // killed; it will be reaped like any other
+	stop := func() bool { return true }
+	if !req.Orphan && !req.Detach {
+		stop = context.AfterFunc(ctx, p.killTree)
 	}
+	err = l.run()
+	stop()
 	if err != nil {
 		if p.timer != nil {
 			p.timer.Stop()
