@@ -1,0 +1,165 @@
+package test
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/opendsec/dsec/client"
+	"github.com/opendsec/dsec/internal/cgroup"
+	"github.com/opendsec/dsec/internal/chronusbin"
+	"github.com/opendsec/dsec/internal/disk"
+	"github.com/opendsec/dsec/internal/testutil"
+)
+
+// containers starts `dsec up` on the container backend, in directories and
+// cgroups of its own that are gone after the test.
+func containers(t testing.TB) *server {
+	t.Helper()
+	testutil.Require(t, testutil.Root, testutil.EROFS, testutil.Overlay, testutil.Program("busybox"))
+	if _, err := chronusbin.Binary(); err != nil {
+		t.Fatal(err)
+	}
+	name, dir := testutil.Name(t), testutil.Dir(t)
+	testutil.Ledger(t, name, filepath.Base(dir))
+	c := &containerServer{name: name, dir: dir}
+	t.Cleanup(func() { c.destroy(t) })
+	c.start(t)
+	t.Cleanup(func() { c.killAll(t) })
+	return c.server
+}
+
+type containerServer struct {
+	*server
+	name, dir string
+}
+
+func (c *containerServer) volumes() string { return filepath.Join(c.dir, "data", "volumes") }
+
+func (c *containerServer) start(t testing.TB) {
+	p := startEnv(t, []string{"DSEC_CONTAINER_CGROUP=" + c.name, "DSEC_CONTAINER_DISK_IMAGE_BYTES=536870912"}, "up",
+		"--backend", "container", "--listen", "127.0.0.1:0", "--data-dir", filepath.Join(c.dir, "data"), "--run-dir", filepath.Join(c.dir, "run"))
+	c.server = &server{p, p.ready, filepath.Join(c.dir, "data", "admin.key"), c.dir}
+}
+
+func (c *containerServer) killAll(t testing.TB) {
+	ctx := context.Background()
+	cl, err := client.New(client.Options{URL: c.url, KeyFile: c.keyFile})
+	check(t, err)
+	defer cl.Close()
+	for s, err := range cl.Sandboxes(ctx, client.ListOptions{}) {
+		if err == nil {
+			err = cl.Sandbox(string(s.ID)).Kill(ctx)
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// destroy takes down what a node keeps over its restarts.
+func (c *containerServer) destroy(t testing.TB) {
+	tree, err := cgroup.Open(cgroup.Options{Name: c.name})
+	if err == nil {
+		err = errors.Join(tree.Close(), tree.Destroy())
+	}
+	store, derr := disk.Open(disk.Options{Dir: c.volumes(), ImageBytes: 512 << 20})
+	if derr == nil {
+		derr = store.Destroy(context.Background())
+	}
+	if err := errors.Join(err, derr); err != nil {
+		t.Error(err)
+	}
+}
+
+// busyboxTar is a root file system of nothing but busybox.
+func busyboxTar(t testing.TB) []byte {
+	t.Helper()
+	path, err := exec.LookPath("busybox")
+	check(t, err)
+	program, err := os.ReadFile(path)
+	check(t, err)
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	add := func(h *tar.Header, data []byte) {
+		h.Size = int64(len(data))
+		check(t, w.WriteHeader(h))
+		_, err := w.Write(data)
+		check(t, err)
+	}
+	for _, d := range []string{"bin/", "etc/", "tmp/", "root/"} {
+		add(&tar.Header{Typeflag: tar.TypeDir, Name: d, Mode: 0o755}, nil)
+	}
+	add(&tar.Header{Name: "bin/busybox", Mode: 0o755}, program)
+	for _, name := range strings.Fields("sh cat echo ls sleep true false id env nproc stty tty head dd sha256sum kill seq wc readlink") {
+		add(&tar.Header{Typeflag: tar.TypeSymlink, Name: "bin/" + name, Linkname: "busybox"}, nil)
+	}
+	add(&tar.Header{Name: "etc/passwd", Mode: 0o644}, []byte("root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/sh\n"))
+	check(t, w.Close())
+	return b.Bytes()
+}
+
+// TestContainerStories runs each story with containers.
+func TestContainerStories(t *testing.T) {
+	testutil.Require(t, testutil.Root, testutil.EROFS, testutil.Overlay, testutil.Program("busybox"))
+	image := busyboxTar(t)
+	files, err := filepath.Glob("testdata/container/*.txtar")
+	check(t, err)
+	if len(files) == 0 {
+		t.Fatal("no stories")
+	}
+	for _, file := range files { // one after the other: the ledger counts what the process holds
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".txtar"), func(t *testing.T) {
+			s := containers(t)
+			p := params(t, "", func(testing.TB) *server { return s })
+			p.Files = []string{file}
+			setup := p.Setup
+			p.Setup = func(e *testscript.Env) error {
+				return errors.Join(setup(e), os.WriteFile(filepath.Join(e.WorkDir, "base.tar"), image, 0o644))
+			}
+			runScript(t, p)
+		})
+	}
+}
+
+// runScript runs p as a part of t, and returns when it has ended.
+func runScript(t *testing.T, p testscript.Params) {
+	t.Run("script", func(t *testing.T) { testscript.Run(t, p) })
+}
+
+// TestCommandsGoOnThroughACrash kills the whole platform while a command runs.
+func TestCommandsGoOnThroughACrash(t *testing.T) {
+	testutil.Require(t, testutil.Root, testutil.EROFS, testutil.Overlay, testutil.Program("busybox"))
+	name, dir := testutil.Name(t), testutil.Dir(t)
+	testutil.Ledger(t, name, filepath.Base(dir))
+	c := &containerServer{name: name, dir: dir}
+	t.Cleanup(func() { c.destroy(t) })
+	c.start(t)
+	cl := c.client(t)
+	_, _, err := cl.ImportLayer(t.Context(), "base", "", bytes.NewReader(busyboxTar(t)))
+	check(t, err)
+	sb, err := cl.CreateSandbox(t.Context(), client.SandboxOptions{Layers: []string{"base"}})
+	check(t, err)
+	// The command ends only when it is told to, after the restart.
+	p, err := sb.Shell("echo before; until [ -e /tmp/go ]; do sleep 0.05; done; echo after; exit 5").Detach(t.Context())
+	check(t, err)
+	c.kill()
+	c.start(t)
+	t.Cleanup(func() { c.killAll(t) })
+	sb = c.client(t).Sandbox(string(sb.ID()))
+	check(t, sb.WriteFile(t.Context(), "/tmp/go", nil, 0))
+	var out strings.Builder
+	o, err := sb.Process(p.ID).Attach(t.Context(), 0, &out, io.Discard, nil)
+	if err != nil || o.Code != 5 || o.Claimed || out.String() != "before\nafter\n" {
+		t.Errorf("%+v, %v, %q", o, err, out.String())
+	}
+}
