@@ -109,6 +109,17 @@ func (c *call) fail(err error) error {
 	return err
 }
 
+// ofProcess names the field of a process that is not there.
+func ofProcess(err error) error { return missing(err, "process_id") }
+
+// missing names the field of what chronus did not find.
+func missing(err error, field string) error {
+	if de := asError(err); de != nil && de.Code == dsec.CodeNotFound && de.Field == "" {
+		return at(err, field)
+	}
+	return err
+}
+
 // failStarted is fail for a command that was started: whatever broke, it was
 // accepted, and so is not to be sent again as if it were not.
 func (c *call) failStarted(process uint64, err error) error {

@@ -3,6 +3,7 @@ package edge
 import (
 	"context"
 	"io"
+	"path"
 
 	"connectrpc.com/connect"
 
@@ -210,10 +211,26 @@ func (f fileService) Write(ctx context.Context, stream *connect.ClientStream[dse
 		if req.User == "" {
 			req.User = c.s.spec.User
 		}
+		if err := req.Validate(); err != nil {
+			return inOpen(err)
+		}
+		if err := c.parents(name); err != nil {
+			return inOpen(err)
+		}
 		out.Size, err = c.client.Write(c.ctx, req, &content[dsecv1.WriteRequest, *dsecv1.WriteRequest]{stream: stream})
 		return inOpen(err)
 	})
 	return respond(out, err)
+}
+
+// parents makes the directories above a file. What stands in the way of that
+// is the write's to tell.
+func (c *call) parents(name string) error {
+	err := c.client.Mkdir(c.ctx, path.Dir(name), 0o755, true)
+	if de := asError(err); de != nil && (de.Code == dsec.CodeConflict || de.Code == dsec.CodeInvalid || de.Code == dsec.CodeNotFound) {
+		return nil
+	}
+	return err
 }
 
 // Upload unpacks a tar.

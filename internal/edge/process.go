@@ -137,7 +137,7 @@ func (p processService) Attach(ctx context.Context, req *connect.Request[dsecv1.
 	out.timer.Reset(attachedAfter)
 	ev, err := c.attach(req.Msg.ProcessId, req.Msg.FromSeq)
 	if err != nil {
-		return c.fail(err)
+		return ofProcess(c.fail(err))
 	}
 	defer ev.Close()
 	err = c.fail(ev.forward(out))
@@ -167,7 +167,7 @@ func (p processService) ListProcesses(ctx context.Context, req *connect.Request[
 func (p processService) Signal(ctx context.Context, req *connect.Request[dsecv1.SignalRequest]) (*connect.Response[dsecv1.SignalResponse], error) {
 	m := req.Msg
 	err := p.e.with(ctx, req.Header(), m.SandboxId, func(c *call) error {
-		return c.client.Signal(c.ctx, m.ProcessId, int(m.Signal), m.Tree)
+		return ofProcess(c.client.Signal(c.ctx, m.ProcessId, int(m.Signal), m.Tree))
 	})
 	return respond(new(dsecv1.SignalResponse), err)
 }
@@ -178,7 +178,7 @@ func (p processService) WriteStdin(ctx context.Context, req *connect.Request[dse
 	err := p.e.with(ctx, req.Header(), m.SandboxId, func(c *call) error {
 		n, err := c.client.WriteStdin(c.ctx, m.ProcessId, m.Data, m.Eof)
 		out.Written = uint64(n)
-		return err
+		return ofProcess(err)
 	})
 	return respond(out, err)
 }
@@ -196,7 +196,7 @@ func (p processService) StreamStdin(ctx context.Context, stream *connect.ClientS
 			n, err := c.client.WriteStdin(c.ctx, process, m.Data, m.Eof)
 			out.Written += uint64(n)
 			if err != nil || m.Eof {
-				return err
+				return ofProcess(err)
 			}
 		}
 		return stream.Err()
@@ -208,7 +208,7 @@ func (p processService) StreamStdin(ctx context.Context, stream *connect.ClientS
 func (p processService) CloseStdin(ctx context.Context, req *connect.Request[dsecv1.CloseStdinRequest]) (*connect.Response[dsecv1.CloseStdinResponse], error) {
 	err := p.e.with(ctx, req.Header(), req.Msg.SandboxId, func(c *call) error {
 		_, err := c.client.WriteStdin(c.ctx, req.Msg.ProcessId, nil, true)
-		return err
+		return ofProcess(err)
 	})
 	return respond(new(dsecv1.CloseStdinResponse), err)
 }
@@ -220,7 +220,7 @@ func (p processService) Resize(ctx context.Context, req *connect.Request[dsecv1.
 		if err != nil {
 			return err
 		}
-		return c.client.Resize(c.ctx, req.Msg.ProcessId, size)
+		return ofProcess(c.client.Resize(c.ctx, req.Msg.ProcessId, size))
 	})
 	return respond(new(dsecv1.ResizeResponse), err)
 }

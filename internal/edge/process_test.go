@@ -382,7 +382,7 @@ func TestFilesOverTheAPI(t *testing.T) {
 	n := newNode(t, nil)
 	id := n.create(&dsecv1.CreateRequest{Workdir: "/tmp"})
 	up := n.file.Write(t.Context())
-	if err := up.Send(&dsecv1.WriteRequest{Message: &dsecv1.WriteRequest_Open{Open: &dsecv1.WriteOpen{SandboxId: id, Path: &dsecv1.Path{Path: "big"}}}}); err != nil {
+	if err := up.Send(&dsecv1.WriteRequest{Message: &dsecv1.WriteRequest_Open{Open: &dsecv1.WriteOpen{SandboxId: id, Path: &dsecv1.Path{Path: "new/dir/big"}}}}); err != nil {
 		t.Fatal(err)
 	}
 	const chunk, chunks = 100_000, 50
@@ -394,7 +394,7 @@ func TestFilesOverTheAPI(t *testing.T) {
 	if res, err := up.CloseAndReceive(); err != nil || res.Msg.Size != chunk*chunks {
 		t.Fatalf("written %d, %v", res.Msg.GetSize(), err)
 	}
-	down, err := n.file.Read(t.Context(), connect.NewRequest(&dsecv1.ReadRequest{SandboxId: id, Path: &dsecv1.Path{Raw: []byte("/tmp/big")}, Offset: 1}))
+	down, err := n.file.Read(t.Context(), connect.NewRequest(&dsecv1.ReadRequest{SandboxId: id, Path: &dsecv1.Path{Raw: []byte("/tmp/new/dir/big")}, Offset: 1}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -433,7 +433,7 @@ func TestFilesOverTheAPI(t *testing.T) {
 	_ = up.Send(&dsecv1.WriteRequest{Message: &dsecv1.WriteRequest_Data{Data: []byte("x")}})
 	_, err = up.CloseAndReceive()
 	wantError(t, err, dsec.CodeInvalid, "open")
-	res, err := n.file.ListDir(t.Context(), connect.NewRequest(&dsecv1.ListDirRequest{SandboxId: id, Path: &dsecv1.Path{Path: "."}}))
+	res, err := n.file.ListDir(t.Context(), connect.NewRequest(&dsecv1.ListDirRequest{SandboxId: id, Path: &dsecv1.Path{Path: "new/dir"}}))
 	if err != nil || len(res.Msg.Entries) != 1 || res.Msg.Entries[0].Name != "big" {
 		t.Errorf("list: %v, %v", res, err)
 	}

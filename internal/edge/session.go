@@ -73,7 +73,7 @@ func (c *call) runCommand(m *dsecv1.RunCommandRequest, out *sender) error {
 		return err
 	})
 	if err != nil {
-		return err
+		return missing(err, "session_id")
 	}
 	// A session's command is no process to attach to again.
 	ev := &events{c: c, stream: stream, ctx: c.ctx, stop: func() {}}
@@ -142,7 +142,7 @@ func (x sessionService) ListSessions(ctx context.Context, req *connect.Request[d
 // CloseSession ends a session and all that it started.
 func (x sessionService) CloseSession(ctx context.Context, req *connect.Request[dsecv1.CloseSessionRequest]) (*connect.Response[dsecv1.CloseSessionResponse], error) {
 	err := x.e.with(ctx, req.Header(), req.Msg.SandboxId, func(c *call) error {
-		return c.client.CloseSession(c.ctx, req.Msg.SessionId)
+		return missing(c.client.CloseSession(c.ctx, req.Msg.SessionId), "session_id")
 	})
 	return respond(new(dsecv1.CloseSessionResponse), err)
 }

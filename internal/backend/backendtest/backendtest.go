@@ -187,6 +187,10 @@ func (b *box) collect(s *chronusapi.Events, from uint64) result {
 	return r
 }
 
+// anySeq stands for the number of whatever byte comes first: a session counts
+// the bytes of its commands in a row.
+const anySeq = ^uint64(0)
+
 func gather(s *chronusapi.Events, from uint64) (r result, err error) {
 	defer func() { _ = s.Close() }()
 	var stdout, stderr, pty bytes.Buffer
@@ -208,6 +212,9 @@ func gather(s *chronusapi.Events, from uint64) (r result, err error) {
 		case chronusapi.EventStarted:
 			r.process = e.Process
 		case chronusapi.EventOutput:
+			if r.next == anySeq {
+				r.next = e.Seq
+			}
 			if e.Seq != r.next {
 				return r, errors.New("byte numbers have a hole without a gap event")
 			}

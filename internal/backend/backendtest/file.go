@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"path"
 	"strings"
 	"testing"
 	"time"
@@ -14,8 +15,12 @@ import (
 	"github.com/opendsec/dsec/internal/chronusapi"
 )
 
+// write makes a file and the directories above it.
 func (b *box) write(name, data string) {
 	b.t.Helper()
+	if err := b.Mkdir(b.ctx(), path.Dir(name), 0o755, true); err != nil {
+		b.t.Fatalf("directories of %s: %v", name, err)
+	}
 	if n, err := b.Write(b.ctx(), chronusapi.WriteRequest{Path: name}, strings.NewReader(data)); err != nil || n != int64(len(data)) {
 		b.t.Fatalf("write %s: %d bytes, %v", name, n, err)
 	}
@@ -109,6 +114,8 @@ func testFileErrors(t *testing.T, h Harness) {
 	ctx := b.ctx()
 	_, err := b.Stat(ctx, "/no/such", true)
 	want(t, "stat of nothing", err, "path", dsec.CodeNotFound)
+	_, err = b.Write(ctx, chronusapi.WriteRequest{Path: "/no/such"}, strings.NewReader("x"))
+	want(t, "write without parents", err, "path", dsec.CodeNotFound)
 	_, err = b.Read(ctx, "/no/such", 0, -1)
 	want(t, "read of nothing", err, "path", dsec.CodeNotFound)
 	_, err = b.Read(ctx, "/tmp/dir", 0, -1)

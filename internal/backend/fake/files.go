@@ -104,7 +104,7 @@ func (c *chronus) Read(_ context.Context, name string, offset, length int64, w i
 	return err
 }
 
-// Write implements chronusapi.Handler. Parents are made.
+// Write implements chronusapi.Handler.
 func (c *chronus) Write(_ context.Context, req chronusapi.WriteRequest, r io.Reader) (int64, error) {
 	b, err := io.ReadAll(io.LimitReader(r, maxFile+1))
 	if err != nil {
@@ -112,9 +112,6 @@ func (c *chronus) Write(_ context.Context, req chronusapi.WriteRequest, r io.Rea
 	}
 	if len(b) > maxFile {
 		return 0, typed("path", errNoSpace)
-	}
-	if err := c.fs.mkdir(path.Dir(req.Path), 0o755, true); err != nil {
-		return 0, typed("path", err)
 	}
 	if err := c.fs.writeFile(req.Path, b, req.Mode, req.Append); err != nil {
 		return 0, typed("path", err)

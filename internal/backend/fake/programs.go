@@ -73,6 +73,7 @@ func init() {
 	programs = map[string]func(*task) int{
 		"true":   func(*task) int { return 0 },
 		"false":  func(*task) int { return 1 },
+		"sync":   func(*task) int { return 0 },
 		"exit":   exitProgram,
 		"echo":   echo,
 		"printf": printf,
