@@ -42,8 +42,8 @@ import (
 
 // Config is what a Backend is made of.
 type Config struct {
-	// RunDir is for sockets and claims, on a file system that is emptied at
-	// boot. It is made if missing, and belongs to one Backend at a time.
+	// RunDir is for sockets and claims. It is made if missing, and belongs to one
+	// Backend at a time; what is in it does not survive a boot.
 	RunDir string
 	// Disk is where the writable layers are.
 	Disk disk.Options
@@ -131,11 +131,11 @@ func New(config Config) (_ *Backend, err error) {
 	if err := os.MkdirAll(config.RunDir, 0o700); err != nil {
 		return nil, err
 	}
-	if b.slots, err = openSlots(config.RunDir); err != nil {
+	state, err := mountState(config.RunDir)
+	if err != nil {
 		return nil, err
 	}
-	pin, err := preparePin(config.RunDir)
-	if err != nil {
+	if b.slots, err = openSlots(state); err != nil {
 		return nil, err
 	}
 	if b.program, err = newProgram(); err != nil {
@@ -144,7 +144,7 @@ func New(config Config) (_ *Backend, err error) {
 	if b.cpus, err = newCPUs(); err != nil {
 		return nil, err
 	}
-	if b.ns, err = openLayerNS(pin); err != nil {
+	if b.ns, err = openLayerNS(filepath.Join(state, "layers")); err != nil {
 		return nil, fmt.Errorf("layer namespace: %w", err)
 	}
 	b.layers = newLayers(b.ns)
@@ -177,10 +177,12 @@ func (b *Backend) cgroupMounts() []string {
 	return dirs
 }
 
-// preparePin makes the place where the namespace of the layers is kept: a
-// namespace may be bound only below a mount that does not propagate.
-func preparePin(runDir string) (string, error) {
-	dir := filepath.Join(runDir, "pin")
+// mountState makes the tmpfs of what must survive this process and not the
+// boot: the slots, and the pin of the layers' namespace, which the kernel
+// allows only below a mount that does not propagate. /run is a disk on some
+// hosts, and a journal would cost a create half a millisecond.
+func mountState(runDir string) (string, error) {
+	dir := filepath.Join(runDir, "state")
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
 		return "", err
 	}
@@ -189,20 +191,20 @@ func preparePin(runDir string) (string, error) {
 		return "", fmt.Errorf("%s: %w", dir, err)
 	}
 	if here.Dev == above.Dev {
-		if err := unix.Mount("dsec", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0700,size=64k"); err != nil {
+		if err := unix.Mount("dsec", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0700,size=64m"); err != nil {
 			return "", fmt.Errorf("%s: %w", dir, err)
 		}
 	}
 	if err := unix.Mount("", dir, "", unix.MS_PRIVATE, ""); err != nil {
 		return "", fmt.Errorf("%s: %w", dir, err)
 	}
-	return filepath.Join(dir, "mnt"), nil
+	return dir, nil
 }
 
-// removePin lets the namespace of the layers go, and with it their mounts.
-func removePin(runDir string) error {
-	dir := filepath.Join(runDir, "pin")
-	for _, path := range []string{filepath.Join(dir, "mnt"), dir} {
+// removeState lets the layers' namespace go, and with it their mounts.
+func removeState(runDir string) error {
+	dir := filepath.Join(runDir, "state")
+	for _, path := range []string{filepath.Join(dir, "layers"), dir} {
 		if err := unix.Unmount(path, unix.MNT_DETACH); err != nil && err != unix.EINVAL && err != unix.ENOENT {
 			return fmt.Errorf("unmount %s: %w", path, err)
 		}
@@ -257,7 +259,7 @@ func (b *Backend) free() error {
 		left, err := b.slots.list()
 		errs = append(errs, err)
 		if err == nil && len(left) == 0 {
-			errs = append(errs, removePin(b.config.RunDir), b.slots.remove())
+			errs = append(errs, b.slots.remove(), removeState(b.config.RunDir))
 		}
 		b.slots.close()
 	}

@@ -18,8 +18,8 @@ import (
 	"github.com/opendsec/dsec"
 )
 
-// slots hands out the numbers of containers. A number is a directory below
-// RunDir/slots and stands for a range of user IDs, so that no two containers
+// slots hands out the numbers of containers. A number is a directory in slots of
+// the state directory and stands for a range of user IDs, so that no two containers
 // ever have the same: the directory is the first thing made of a container and
 // the last one removed. In it are
 //
@@ -28,7 +28,7 @@ import (
 //
 // A slot without an id is a warm container of the edge that made it.
 type slots struct {
-	path string // RunDir/slots
+	path string // of the directory
 	dir  int
 	next atomic.Uint32
 }
@@ -49,8 +49,8 @@ func (s slot) base() uint32 { return firstID + uint32(s)*idsPerSlot }
 
 func (s slot) String() string { return strconv.Itoa(int(s)) }
 
-func openSlots(runDir string) (*slots, error) {
-	dir := runDir + "/slots"
+func openSlots(state string) (*slots, error) {
+	dir := state + "/slots"
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
 		return nil, err
 	}
