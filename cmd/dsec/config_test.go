@@ -1,0 +1,106 @@
+package main
+
+import (
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/opendsec/dsec"
+)
+
+func TestDefaultsAreValid(t *testing.T) {
+	var c Config
+	if err := decode(defaultConfig, &c); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	if c.API.Listen != "127.0.0.1:7321" || time.Duration(c.Edge.DefaultIdleTimeout) != time.Hour {
+		t.Errorf("%+v", c)
+	}
+}
+
+func TestFileThenEnvironment(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "dsec.toml")
+	if err := os.WriteFile(path, []byte("[edge]\nmax_sandboxes = 7\nmax_calls = 8\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("DSEC_EDGE_MAX_CALLS", "9")
+	t.Setenv("DSEC_EDGE_BACKENDS", "fake, container")
+	t.Setenv("DSEC_EDGE_DEFAULT_LIMITS_PIDS", "3")
+	c, err := loadConfig(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.Edge.MaxSandboxes != 7 || c.Edge.MaxCalls != 9 || len(c.Edge.Backends) != 2 || c.Edge.DefaultLimits.Pids != 3 {
+		t.Errorf("%+v", c.Edge)
+	}
+}
+
+func TestValidateNamesTheField(t *testing.T) {
+	for field, change := range map[string]func(*Config){
+		"data_dir":                      func(c *Config) { c.DataDir = "x" },
+		"api.listen":                    func(c *Config) { c.API.Listen = "[::]:1" },
+		"api.tls_cert":                  func(c *Config) { c.API.TLSCert = "x" },
+		"edge.backends":                 func(c *Config) { c.Edge.Backends = nil },
+		"edge.max_sandboxes":            func(c *Config) { c.Edge.MaxSandboxes = -1 },
+		"edge.default_idle_timeout":     func(c *Config) { c.Edge.DefaultIdleTimeout = duration(-time.Hour) },
+		"edge.max_limits.pids":          func(c *Config) { c.Edge.MaxLimits.Pids = 0 },
+		"edge.default_limits.milli_cpu": func(c *Config) { c.Edge.DefaultLimits.MilliCPU = math.MaxInt64 },
+	} {
+		var c Config
+		if err := decode(defaultConfig, &c); err != nil {
+			t.Fatal(err)
+		}
+		change(&c)
+		err := c.Validate()
+		if err == nil || !strings.HasPrefix(err.Error(), field+": ") || dsec.CodeOf(err) != dsec.CodeInvalid {
+			t.Errorf("%s: %v", field, err)
+		}
+	}
+}
+
+func TestSizes(t *testing.T) {
+	for text, want := range map[string]int64{
+		"4096": 4096, "1K": 1 << 10, "512M": 512 << 20, "1.5G": 3 << 29, "2GiB": 2 << 30, "1t": 1 << 40, "0": 0,
+		"": -1, "G": -1, "-1": -1, "1X": -1, "NaN": -1, "Inf": -1, "1e30": -1, "1 G": -1, "99999999T": -1,
+	} {
+		got, err := parseSize(text)
+		if (err == nil) != (want >= 0) || err == nil && got != want {
+			t.Errorf("%q: %d, %v", text, got, err)
+		}
+	}
+}
+
+func FuzzSize(f *testing.F) {
+	f.Add("1.5G")
+	f.Fuzz(func(t *testing.T, s string) {
+		if n, err := parseSize(s); err == nil && n < 0 {
+			t.Errorf("%q is %d", s, n)
+		}
+	})
+}
+
+func TestEveryCommandIsComplete(t *testing.T) {
+	seen := map[string]bool{}
+	for _, c := range commands() {
+		if seen[c.name] || c.run == nil || !c.hidden && c.short == "" {
+			t.Errorf("%+v", c)
+		}
+		seen[c.name] = true
+	}
+	text, err := os.ReadFile("../../docs/cli.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name := range seen {
+		verb := name[strings.LastIndexByte(name, ' ')+1:]
+		if name != "launcher" && name != "import-helper" && !strings.Contains(string(text), verb) {
+			t.Errorf("docs/cli.md does not tell of %q", name)
+		}
+	}
+}
