@@ -1,0 +1,195 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"connectrpc.com/connect"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/apierr"
+	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
+	"github.com/opendsec/dsec/proto/dsec/v1/dsecv1connect"
+)
+
+// refusing fails every call with err for the first n times.
+type refusing struct {
+	dsecv1connect.UnimplementedSandboxServiceHandler
+	dsecv1connect.UnimplementedProcessServiceHandler
+	err   error
+	n     int64
+	calls atomic.Int64
+	start func(*connect.ServerStream[dsecv1.ProcessEvent]) error
+}
+
+func (r *refusing) refuse() error {
+	if r.calls.Add(1) <= r.n {
+		return r.err
+	}
+	return nil
+}
+
+func (r *refusing) Create(context.Context, *connect.Request[dsecv1.CreateRequest]) (*connect.Response[dsecv1.CreateResponse], error) {
+	return connect.NewResponse(&dsecv1.CreateResponse{Sandbox: &dsecv1.Sandbox{Id: "x"}, Launch: "warm"}), r.refuse()
+}
+
+func (r *refusing) Exec(context.Context, *connect.Request[dsecv1.ExecRequest]) (*connect.Response[dsecv1.ExecResponse], error) {
+	return connect.NewResponse(&dsecv1.ExecResponse{Outcome: &dsecv1.Outcome{End: &dsecv1.Outcome_ExitCode{ExitCode: 3}}, Stdout: []byte("out")}), r.refuse()
+}
+
+func (r *refusing) Start(_ context.Context, _ *connect.Request[dsecv1.StartRequest], out *connect.ServerStream[dsecv1.ProcessEvent]) error {
+	return r.start(out)
+}
+
+func serve(t *testing.T, r *refusing) *Client {
+	t.Helper()
+	mux := http.NewServeMux()
+	mux.Handle(dsecv1connect.NewSandboxServiceHandler(r))
+	mux.Handle(dsecv1connect.NewProcessServiceHandler(r))
+	srv := httptest.NewServer(mux)
+	t.Cleanup(srv.Close)
+	c, err := New(Options{URL: srv.URL, APIKey: "e2b_x", Attempts: 3})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	return c
+}
+
+func refusal(code dsec.Code) error { return apierr.Encode(dsec.Errorf(code, "no")) }
+
+func TestOnlyWhatWasNotAcceptedIsSentAgain(t *testing.T) {
+	for code := range dsec.Codes {
+		r := &refusing{err: refusal(code), n: 2}
+		_, err := serve(t, r).CreateSandbox(t.Context(), SandboxOptions{})
+		want := int64(1)
+		if dsec.Codes[code].Retry {
+			want = 3
+		}
+		if got := r.calls.Load(); got != want || (err == nil) != (want == 3) {
+			t.Errorf("%s: %d calls, %v", code, got, err)
+		}
+		if err != nil && dsec.CodeOf(err) != code {
+			t.Errorf("%s became %s", code, dsec.CodeOf(err))
+		}
+	}
+	// With a request id a lost answer is asked for again.
+	r := &refusing{err: refusal(dsec.CodeOutcomeUnknown), n: 2}
+	if sb, err := serve(t, r).CreateSandbox(t.Context(), SandboxOptions{RequestID: "k"}); err != nil || sb.ID() != "x" || !sb.Warm {
+		t.Errorf("%v after %d calls", err, r.calls.Load())
+	}
+	// Attempts are bounded.
+	r = &refusing{err: refusal(dsec.CodeExhausted), n: 100}
+	if _, err := serve(t, r).CreateSandbox(t.Context(), SandboxOptions{}); err == nil || r.calls.Load() != 3 {
+		t.Errorf("%v after %d calls", err, r.calls.Load())
+	}
+}
+
+func TestCommandsAreNeverSentAgain(t *testing.T) {
+	r := &refusing{err: refusal(dsec.CodeUnavailable), n: 1}
+	sb := serve(t, r).Sandbox("x")
+	if _, _, err := sb.Command("true").Output(t.Context()); err == nil || dsec.CodeOf(err) != dsec.CodeUnavailable || r.calls.Load() != 1 {
+		t.Errorf("%v after %d calls", err, r.calls.Load())
+	}
+	out, o, err := sb.Command("true").Output(t.Context())
+	if err != nil || o.Code != 3 || string(out) != "out" {
+		t.Errorf("control: %q %+v %v", out, o, err)
+	}
+}
+
+// TestStreamWithoutAnEndIsAnError: no outcome is ever made up.
+func TestStreamWithoutAnEndIsAnError(t *testing.T) {
+	started := &dsecv1.ProcessEvent{Event: &dsecv1.ProcessEvent_Started{Started: &dsecv1.Started{ProcessId: 7}}}
+	output := &dsecv1.ProcessEvent{Event: &dsecv1.ProcessEvent_Output{Output: &dsecv1.Output{Stream: dsecv1.Stream_STREAM_STDOUT, Data: []byte("part")}}}
+	empty := &dsecv1.ProcessEvent{Event: &dsecv1.ProcessEvent_Exited{Exited: &dsecv1.Exited{Outcome: &dsecv1.Outcome{}}}}
+	for name, events := range map[string][]*dsecv1.ProcessEvent{
+		"nothing": nil, "started": {started}, "output": {started, output}, "no outcome": {started, output, empty},
+	} {
+		r := &refusing{start: func(out *connect.ServerStream[dsecv1.ProcessEvent]) error {
+			for _, ev := range events {
+				if err := out.Send(ev); err != nil {
+					return err
+				}
+			}
+			return nil
+		}}
+		var stdout strings.Builder
+		cmd := serve(t, r).Sandbox("x").Command("true")
+		cmd.Stdout = &stdout
+		o, err := cmd.Run(t.Context())
+		if err == nil || dsec.CodeOf(err) != dsec.CodeOutcomeUnknown || o != (dsec.Outcome{}) {
+			t.Errorf("%s: %+v, %v", name, o, err)
+		}
+		if len(events) > 1 && stdout.String() != "part" {
+			t.Errorf("%s: the output is lost: %q", name, stdout.String())
+		}
+	}
+}
+
+func TestReaderThatFailsEndsTheCommand(t *testing.T) {
+	r := &refusing{start: func(out *connect.ServerStream[dsecv1.ProcessEvent]) error {
+		err := out.Send(&dsecv1.ProcessEvent{Event: &dsecv1.ProcessEvent_Started{Started: &dsecv1.Started{ProcessId: 7}}})
+		for err == nil { // until the caller is gone
+			err = out.Send(&dsecv1.ProcessEvent{Event: &dsecv1.ProcessEvent_Keepalive{Keepalive: &dsecv1.Keepalive{}}})
+		}
+		return err
+	}}
+	cmd := serve(t, r).Sandbox("x").Command("cat")
+	broken := errors.New("broken")
+	cmd.Stdin = failing{broken}
+	if _, err := cmd.Run(t.Context()); !errors.Is(err, broken) {
+		t.Errorf("%v", err)
+	}
+}
+
+type failing struct{ error }
+
+func (f failing) Read([]byte) (int, error) { return 0, f.error }
+
+func TestKeyAndURLAreFound(t *testing.T) {
+	t.Setenv("DSEC_API_KEY", "")
+	t.Setenv("DSEC_URL", "")
+	file := filepath.Join(t.TempDir(), "key")
+	t.Setenv("DSEC_KEY_FILE", file)
+	if _, err := New(Options{}); err == nil || dsec.CodeOf(err) != dsec.CodeUnauthenticated {
+		t.Errorf("no key: %v", err)
+	}
+	if err := os.WriteFile(file, []byte("e2b_file\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, tc := range []struct{ option, env, want string }{
+		{"", "", "e2b_file"}, {"", "e2b_env", "e2b_env"}, {"e2b_option", "e2b_env", "e2b_option"},
+	} {
+		t.Setenv("DSEC_API_KEY", tc.env)
+		if key, err := findKey(Options{APIKey: tc.option}); err != nil || key != tc.want {
+			t.Errorf("%+v: %q, %v", tc, key, err)
+		}
+	}
+	for _, bad := range []string{"127.0.0.1:7321", "ftp://x", "http://", "://"} {
+		if _, err := New(Options{URL: bad}); err == nil || dsec.CodeOf(err) != dsec.CodeInvalid {
+			t.Errorf("%s: %v", bad, err)
+		}
+	}
+}
+
+func TestUnreachableServerIsUnavailable(t *testing.T) {
+	srv := httptest.NewServer(http.NotFoundHandler())
+	c, err := New(Options{URL: srv.URL, APIKey: "k", Attempts: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Keys(t.Context()); err == nil || dsec.CodeOf(err) != dsec.CodeUnsupported {
+		t.Errorf("another server: %v", err)
+	}
+	srv.Close()
+	if _, err := c.Keys(t.Context()); err == nil || dsec.CodeOf(err) != dsec.CodeUnavailable {
+		t.Errorf("no server: %v", err)
+	}
+}
