@@ -199,7 +199,7 @@ func mountImage(image int) (int, error) {
 
 // attachLoop makes a read-only loop device of a file, which frees itself.
 func attachLoop(image int) (fd int, path string, err error) {
-	control, err := openDevice("loop-control", 10, 237)
+	control, err := openDevice("loop-control", unix.S_IFCHR, 10, 237)
 	if err != nil {
 		return -1, "", err
 	}
@@ -209,7 +209,7 @@ func attachLoop(image int) (fd int, path string, err error) {
 		if err != nil {
 			return -1, "", fmt.Errorf("loop: %w", err)
 		}
-		loop, err := openDevice(fmt.Sprintf("loop%d", n), 7, uint32(n))
+		loop, err := openDevice(fmt.Sprintf("loop%d", n), unix.S_IFBLK, 7, uint32(n))
 		if err != nil {
 			return -1, "", err
 		}
@@ -228,13 +228,13 @@ func attachLoop(image int) (fd int, path string, err error) {
 }
 
 // openDevice opens a device by its number: no /dev is mounted here.
-func openDevice(name string, major, minor uint32) (int, error) {
+func openDevice(name string, kind, major, minor uint32) (int, error) {
 	dir, err := newMount("tmpfs", unix.MOUNT_ATTR_NOSUID)
 	if err != nil {
 		return -1, err
 	}
 	defer unix.Close(dir)
-	if err := unix.Mknodat(dir, name, unix.S_IFBLK|0o600, int(unix.Mkdev(major, minor))); err != nil {
+	if err := unix.Mknodat(dir, name, kind|0o600, int(unix.Mkdev(major, minor))); err != nil {
 		return -1, err
 	}
 	fd, err := unix.Openat(dir, name, unix.O_RDWR|unix.O_CLOEXEC, 0)
