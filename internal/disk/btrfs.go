@@ -279,13 +279,23 @@ func (b *btrfs) list() ([]string, error) {
 	return ids, nil
 }
 
+// close unmounts an image without volumes: a node that is done with its
+// sandboxes is left as it was. One that is still busy with what removals left
+// stays mounted, and is found by the next Store.
 func (b *btrfs) close() error {
 	if b.fd < 0 {
 		return nil
 	}
-	fd := b.fd
+	ids, err := b.list()
+	err = errors.Join(err, unix.Close(b.fd))
 	b.fd = -1
-	return unix.Close(fd)
+	if err != nil || len(ids) > 0 {
+		return err
+	}
+	if err := unix.Unmount(b.s.path(mountName), unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EBUSY) && !errors.Is(err, unix.EINVAL) {
+		return fmt.Errorf("unmount: %w", err)
+	}
+	return nil
 }
 
 func (b *btrfs) destroy() error {

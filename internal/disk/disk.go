@@ -91,7 +91,8 @@ type driver interface {
 	remove(ctx context.Context, id string) error
 	// list has volumes in any state, half-made ones too.
 	list() ([]string, error)
-	// close ends what the driver runs, and leaves volumes as they are.
+	// close ends what the driver runs, and leaves volumes as they are. Where
+	// there are none, no mount is left either.
 	close() error
 	// destroy removes what the driver made for all volumes together.
 	destroy() error
@@ -288,8 +289,8 @@ func (s *Store) Sweep(ctx context.Context, keep map[dsec.SandboxID]bool) error {
 	return errors.Join(errs...)
 }
 
-// Close waits for what removals left to do. Volumes and mounts stay for the
-// next Store, and for the sandboxes that use them.
+// Close waits for what removals left to do. Volumes and their mounts stay for
+// the next Store, and for the sandboxes that use them.
 func (s *Store) Close() error {
 	close(s.stop)
 	s.wg.Wait()

@@ -1,0 +1,82 @@
+package disk
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/testutil"
+)
+
+func TestCloseWithoutVolumesLeavesNoMount(t *testing.T) {
+	testutil.Require(t, testutil.Root)
+	dir := testutil.Dir(t)
+	testutil.Ledger(t, filepath.Base(dir))
+	for range 2 { // and the image can be used again
+		s := open(t, dir, "btrfs")
+		v, err := s.Create(context.Background(), idA, Request{Bytes: 32 << 20})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(v.Remove(context.Background()), s.Close()); err != nil {
+			t.Fatal(err)
+		}
+		if _, yes, err := mounted(filepath.Join(dir, mountName)); yes || err != nil {
+			t.Errorf("mounted: %v, %v", yes, err)
+		}
+	}
+}
+
+// An image that a loss of power damaged is put aside: it holds nothing but scratch.
+func TestDamagedImageIsReplaced(t *testing.T) {
+	testutil.Require(t, testutil.Root)
+	dir := testutil.Dir(t)
+	testutil.Ledger(t, filepath.Base(dir))
+	image := filepath.Join(dir, imageName)
+	if err := os.WriteFile(image, make([]byte, 1<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s := open(t, dir, "btrfs")
+	t.Cleanup(func() {
+		if err := s.Destroy(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	create(t, s, idA, 32<<20, 0)
+	if _, err := os.Stat(image + ".damaged"); err != nil {
+		t.Error(err)
+	}
+}
+
+// Quota groups of removed volumes must not pile up: each costs memory and
+// time at every commit.
+func TestRemovedVolumesLeaveNoQuotaGroup(t *testing.T) {
+	s := openStore(t, "btrfs")
+	b := s.driver.(*btrfs)
+	for n := range 20 {
+		id := dsec.SandboxID(fmt.Sprintf("aaaaa%020s", strings.Repeat(string(rune('a'+n)), 20)))
+		v := create(t, s, id, 32<<20, 0)
+		dir, done := use(t, v)
+		err := os.WriteFile(dir+"/file", make([]byte, 1<<20), 0o644)
+		done()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := v.Remove(context.Background()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	testutil.WaitFor(t, 60*time.Second, "the kernel's clean-up", func() error {
+		groups, err := filepath.Glob(b.sysfs + "/qgroups/0_*")
+		if len(groups) > 1 { // that of the top
+			err = fmt.Errorf("%d quota groups", len(groups))
+		}
+		return err
+	})
+}
