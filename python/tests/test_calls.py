@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -389,3 +390,38 @@ async def test_list_asks_for_every_page(wire: Wire, client: libdsec.DSecClient) 
 
     wire.on(m.LIST, page)
     assert [s.id async for s in client.list(job="j")] == ["s0", "s1", "s2"]
+
+
+async def test_cancelling_a_download_ends_its_thread(
+    wire: Wire, client: libdsec.DSecClient, tmp_path: Path
+) -> None:
+    wire.on(m.STAT, answers(file_pb2.StatResponse(entry=file_pb2.Entry(name="d", type="dir"))))
+    wire.on(m.DOWNLOAD, streams(frame(file_pb2.FileChunk(data=b"\0" * 100)), hang=True))
+    task = asyncio.create_task(sandbox(client).files.download("/d", tmp_path / "d"))
+    await wire.asked(m.DOWNLOAD)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(task, 30)
+    await asyncio.wait_for(wire.gone.wait(), 10)
+    assert not [t for t in threading.enumerate() if t.name.startswith("libdsec-transfer")]
+
+
+async def test_cancelling_an_upload_ends_its_thread(
+    wire: Wire, client: libdsec.DSecClient, tmp_path: Path
+) -> None:
+    with (tmp_path / "big").open("wb") as f:
+        f.truncate(64 << 20)
+
+    async def read_a_little(request: web.Request) -> web.StreamResponse:
+        await request.content.readexactly(1000)
+        await asyncio.Event().wait()
+        raise AssertionError("unreachable")
+
+    wire.on(m.UPLOAD, read_a_little)
+    task = asyncio.create_task(sandbox(client).files.upload(tmp_path, "/d"))
+    await wire.asked(m.UPLOAD)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(task, 30)
+    await asyncio.wait_for(wire.gone.wait(), 10)
+    assert not [t for t in threading.enumerate() if t.name.startswith("libdsec-transfer")]
