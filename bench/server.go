@@ -3,6 +3,7 @@ package main
 import (
 	"archive/tar"
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -84,7 +85,7 @@ func (s *server) ready(ctx context.Context, address, keyFile string) error {
 		select {
 		case err := <-s.exited:
 			s.exited <- err
-			return fmt.Errorf("dsec up ended: %v", err)
+			return fmt.Errorf("dsec up ended: %w", cmp.Or(err, errors.New("status 0")))
 		case <-deadline.C:
 			return errors.New("dsec up does not answer after a minute")
 		case <-ctx.Done():
@@ -115,7 +116,7 @@ func (s *server) stop() error {
 		_ = os.RemoveAll(s.dir)
 	}()
 	if s.Client != nil {
-		s.Client.Close()
+		s.Close()
 	}
 	_ = s.cmd.Process.Signal(syscall.SIGTERM)
 	select {
