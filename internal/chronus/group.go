@@ -87,7 +87,7 @@ func (p *process) killGroup() bool {
 	if g.owner != p || g.killAll() {
 		return true
 	}
-	g.bad = true
+	g.bad = g.Dir >= 0 // a process that is moved in is not killed
 	_, err := syscall.Write(g.Kill, []byte("1"))
 	return err == nil
 }

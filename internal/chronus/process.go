@@ -25,7 +25,8 @@ type process struct {
 	pty     *os.File
 	started time.Time // with the monotonic clock
 
-	ended    atomic.Bool // the status is known
+	ended    atomic.Bool  // the status is known
+	endedAt  atomic.Int64 // when, by the host's clock
 	timedOut atomic.Bool
 	timer    *time.Timer
 
@@ -65,8 +66,13 @@ func (c *Chronus) lookup(id uint64) (*process, error) {
 // childEnded is called by the reaper.
 func (p *process) childEnded(e exit) {
 	elapsed := time.Since(p.started)
-	p.ended.Store(true)
+	p.setEnded()
 	go p.finish(e, elapsed)
+}
+
+func (p *process) setEnded() {
+	p.endedAt.Store(time.Now().UnixNano())
+	p.ended.Store(true)
 }
 
 // finish completes a process whose status is known: what its pipes hold now

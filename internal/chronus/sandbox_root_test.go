@@ -58,6 +58,9 @@ func stage(path string) error {
 	return unix.Exec("/proc/self/fd/"+strconv.Itoa(fd), []string{"chronus"}, nil)
 }
 
+// builtDir holds the binary; TestMain removes it.
+var builtDir string
+
 // buildChronus makes the static binary, once.
 var buildChronus = sync.OnceValues(func() (string, error) {
 	goTool, err := lookGo()
@@ -68,6 +71,7 @@ var buildChronus = sync.OnceValues(func() (string, error) {
 	if err != nil {
 		return "", err
 	}
+	builtDir = dir
 	out := filepath.Join(dir, "chronus")
 	var p rawexec.Program
 	p.UnblockSignals()

@@ -100,25 +100,57 @@ func (c *Chronus) newProcess(req *chronusapi.StartRequest) (*process, error) {
 	p.changed.L = &p.mu
 	p.onOver = p.killTree
 	p.spool = spool{budget: &c.budget, lossless: !req.Detach}
+	for tries := 0; ; tries++ {
+		err := c.reserve(p)
+		if err != chronusapi.ErrNeedGroup || tries == groupTries || !c.emptying() {
+			return p, err
+		}
+		time.Sleep(groupWait)
+	}
+}
+
+// A process that was waited for leaves its group a moment later, and one that
+// failed to exec is waited for a moment later, so a group may look taken by
+// a command that is gone. It is looked at a few times before another is asked for.
+const (
+	groupTries = 10
+	groupWait  = 200 * time.Microsecond
+	groupFresh = 20 * time.Millisecond // since its command ended
+)
+
+// reserve takes a place and a group for p.
+func (c *Chronus) reserve(p *process) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.running >= chronusapi.MaxProcesses {
-		return nil, dsec.Errorf(dsec.CodeExhausted, "%d commands run, which is the most of a sandbox", c.running)
+		return dsec.Errorf(dsec.CodeExhausted, "%d commands run, which is the most of a sandbox", c.running)
 	}
 	if c.setup.grouped {
 		g, err := c.takeGroup(p)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		p.group = g
 	}
 	c.running++
-	return p, nil
+	return nil
+}
+
+// emptying reports whether the command of a group ended just now.
+func (c *Chronus) emptying() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, g := range c.groups {
+		if g.owner != nil && !g.bad && g.owner.ended.Load() && time.Since(time.Unix(0, g.owner.endedAt.Load())) < groupFresh {
+			return true
+		}
+	}
+	return false
 }
 
 // abandon undoes newProcess for a command that was not started.
 func (c *Chronus) abandon(p *process) {
-	p.ended.Store(true) // frees the group
+	p.setEnded() // frees the group
 	p.mu.Lock()
 	p.spool.free()
 	p.mu.Unlock()
