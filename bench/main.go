@@ -83,7 +83,7 @@ func (o options) wants(s suite) bool {
 	if o.only == "" {
 		return true
 	}
-	for _, prefix := range strings.SplitSeq(o.only, ",") {
+	for prefix := range strings.SplitSeq(o.only, ",") {
 		for _, id := range s.ids {
 			if strings.HasPrefix(id, prefix) {
 				return true

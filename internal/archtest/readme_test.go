@@ -28,7 +28,7 @@ func rows(t *testing.T, first string) [][]string {
 	var cells [][]string
 	for _, line := range strings.Split(table, "\n")[2:] {
 		var row []string
-		for _, cell := range strings.SplitSeq(strings.Trim(line, "|"), "|") {
+		for cell := range strings.SplitSeq(strings.Trim(line, "|"), "|") {
 			row = append(row, strings.Trim(cell, " `"))
 		}
 		cells = append(cells, row)
