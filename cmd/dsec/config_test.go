@@ -49,6 +49,9 @@ func TestValidateNamesTheField(t *testing.T) {
 		"edge.backends":                 func(c *Config) { c.Edge.Backends = nil },
 		"edge.max_sandboxes":            func(c *Config) { c.Edge.MaxSandboxes = -1 },
 		"edge.default_idle_timeout":     func(c *Config) { c.Edge.DefaultIdleTimeout = duration(-time.Hour) },
+		"container.ready":               func(c *Config) { c.Container.Ready = 0 },
+		"container.disk_driver":         func(c *Config) { c.Container.DiskDriver = "floppy" },
+		"container.cgroup":              func(c *Config) { c.Container.Cgroup = "../x" },
 		"edge.max_limits.pids":          func(c *Config) { c.Edge.MaxLimits.Pids = 0 },
 		"edge.default_limits.milli_cpu": func(c *Config) { c.Edge.DefaultLimits.MilliCPU = math.MaxInt64 },
 	} {
