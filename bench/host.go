@@ -63,11 +63,13 @@ func machineCPU() time.Duration {
 	return time.Duration(busy) * 10 * time.Millisecond
 }
 
-// privateMemory is the memory that only this process holds, in bytes.
+// privateMemory is the memory that only this process holds, in bytes. Clean
+// pages of its program do not count: they count as private only for as long as
+// no second process runs the same file.
 func privateMemory(pid int) int64 {
 	var total int64
 	for line := range strings.Lines(readFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))) {
-		if f := strings.Fields(line); len(f) > 1 && strings.HasPrefix(f[0], "Private_") {
+		if f := strings.Fields(line); len(f) > 1 && (f[0] == "Private_Dirty:" || f[0] == "Private_Hugetlb:") {
 			kib, _ := strconv.ParseInt(f[1], 10, 64)
 			total += kib << 10
 		}
