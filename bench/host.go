@@ -63,13 +63,13 @@ func machineCPU() time.Duration {
 	return time.Duration(busy) * 10 * time.Millisecond
 }
 
-// privateMemory is the memory that only this process holds, in bytes. Clean
-// pages of its program do not count: they count as private only for as long as
-// no second process runs the same file.
+// privateMemory is the memory that only this process holds, in bytes: its
+// anonymous pages. The kernel's Private_ counters also hold the pages of its
+// program where no second process runs it, all of them dirty on a tmpfs.
 func privateMemory(pid int) int64 {
 	var total int64
 	for line := range strings.Lines(readFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))) {
-		if f := strings.Fields(line); len(f) > 1 && (f[0] == "Private_Dirty:" || f[0] == "Private_Hugetlb:") {
+		if f := strings.Fields(line); len(f) > 1 && f[0] == "Anonymous:" {
 			kib, _ := strconv.ParseInt(f[1], 10, 64)
 			total += kib << 10
 		}
