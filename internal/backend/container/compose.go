@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
@@ -146,6 +147,14 @@ type composer struct {
 	// attached is set where overlayfs takes no detached mounts (before Linux
 	// 6.15) or no descriptors (before 6.13).
 	attached atomic.Bool
+
+	closing sync.WaitGroup
+}
+
+// closeLater closes detached mounts that nothing needs any more. The kernel
+// waits for an RCU grace period at each, and so would a create.
+func (c *composer) closeLater(mounts []int) {
+	c.closing.Go(func() { closeAll(mounts) })
 }
 
 // compose returns the detached mount of a sandbox's root: an overlay of
@@ -159,7 +168,7 @@ type composer struct {
 func (c *composer) compose(layers []int, idmap bool, userns, volume int) (root int, err error) {
 	err = c.ns.do(func() error {
 		copies, err := copyLayers(layers, idmap, userns)
-		defer closeAll(copies)
+		defer c.closeLater(copies)
 		if err != nil {
 			return err
 		}

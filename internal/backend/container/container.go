@@ -147,8 +147,8 @@ func New(config Config) (_ *Backend, err error) {
 	if b.ns, err = openLayerNS(filepath.Join(state, "layers")); err != nil {
 		return nil, fmt.Errorf("layer namespace: %w", err)
 	}
-	b.layers = newLayers(b.ns)
 	b.composer = &composer{ns: b.ns}
+	b.layers = newLayers(b.ns)
 	if b.tree, err = cgroup.Open(cgroup.Options{Name: config.Cgroup, Pool: config.Groups, Log: b.log}); err != nil {
 		return nil, err
 	}
@@ -240,6 +240,7 @@ func (b *Backend) Close() error {
 func (b *Backend) free() error {
 	var errs []error
 	if b.layers != nil {
+		b.composer.closing.Wait()
 		b.layers.close()
 		b.ns.close()
 	}

@@ -151,7 +151,7 @@ func (b *Backend) makeRoot(ctx context.Context, i *instance, plan *rootPlan, lay
 	if err != nil {
 		return -1, fmt.Errorf("volume: %w", err)
 	}
-	defer unix.Close(volume)
+	defer b.composer.closeLater([]int{volume})
 	upper, err := unix.Openat(volume, "upper", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return -1, fmt.Errorf("volume: %w", err)
