@@ -300,6 +300,9 @@ func allChildren(t *testing.T, pid int) (list []byte) {
 // An archive whose tree does not fit the memory allowed is refused; the store
 // and its process go on.
 func TestMemory(t *testing.T) {
+	if raceEnabled {
+		testutil.Require(t, testutil.Root) // which runs without the race detector
+	}
 	s := openStore(t, Options{Limits: Limits{MemoryBytes: 192 << 20}})
 	pr, pw := io.Pipe()
 	go func() {

@@ -1,0 +1,6 @@
+//go:build race
+
+package layer
+
+// raceEnabled: the race detector's own memory does not fit a helper's limit.
+const raceEnabled = true
