@@ -35,6 +35,8 @@ func (b *Backend) Create(ctx context.Context, req backend.CreateRequest) (_ back
 	if err := b.check(req); err != nil {
 		return nil, err
 	}
+	b.pool.calls.begin()
+	defer b.pool.calls.end()
 	i := b.newInstance(req.ID, req.Spec.Limits, req.Layers)
 	if err := b.add(req.ID, i); err != nil {
 		return nil, err
