@@ -37,6 +37,7 @@ import (
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/backend"
 	"github.com/opendsec/dsec/internal/cgroup"
+	"github.com/opendsec/dsec/internal/confine"
 	"github.com/opendsec/dsec/internal/disk"
 )
 
@@ -78,6 +79,7 @@ type Backend struct {
 	log      *slog.Logger
 	boot     string
 	slots    *slots
+	devices  *confine.Devices // nil where the kernel has no device programs
 	tree     *cgroup.Tree
 	disk     *disk.Store
 	facts    *facts
@@ -149,7 +151,16 @@ func New(config Config) (_ *Backend, err error) {
 	}
 	b.composer = &composer{ns: b.ns}
 	b.layers = newLayers(b.ns)
-	if b.tree, err = cgroup.Open(cgroup.Options{Name: config.Cgroup, Pool: config.Groups, Log: b.log}); err != nil {
+	options := cgroup.Options{Name: config.Cgroup, Pool: config.Groups, Log: b.log}
+	// A sandbox cannot make device nodes, and finds none but ours: the program
+	// stands behind that, where the kernel has such programs.
+	switch b.devices, err = confine.NewDevices(); {
+	case err == nil:
+		options.Prepare = b.devices.Attach
+	case !errors.Is(err, errors.ErrUnsupported):
+		return nil, err
+	}
+	if b.tree, err = cgroup.Open(options); err != nil {
 		return nil, err
 	}
 	if b.facts, err = newFacts(b.ns, b.cgroupMounts()); err != nil {
@@ -249,6 +260,9 @@ func (b *Backend) free() error {
 	}
 	if b.tree != nil {
 		errs = append(errs, b.tree.Close())
+	}
+	if b.devices != nil {
+		errs = append(errs, b.devices.Close())
 	}
 	if b.disk != nil {
 		errs = append(errs, b.disk.Close())
