@@ -1,9 +1,9 @@
 package apiserver
 
 import (
-	"encoding/base64"
 	"errors"
 	"io"
+	"iter"
 	"net/http"
 	"time"
 
@@ -52,8 +52,8 @@ type Route struct {
 	Input           protoreflect.MessageDescriptor
 }
 
-// Routes calls yield for every route of the public API, read from its descriptors.
-func Routes() func(yield func(Route) bool) {
+// Routes yields every route of the public API, read from its descriptors.
+func Routes() iter.Seq[Route] {
 	return func(yield func(Route) bool) {
 		for _, file := range []protoreflect.FileDescriptor{
 			dsecv1.File_dsec_v1_sandbox_proto, dsecv1.File_dsec_v1_process_proto, dsecv1.File_dsec_v1_session_proto,
@@ -114,5 +114,3 @@ func (b *timedBody) Read(p []byte) (int, error) {
 	}
 	return n, err
 }
-
-func rawBase64(b []byte) string { return base64.RawStdEncoding.EncodeToString(b) }

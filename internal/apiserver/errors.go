@@ -2,6 +2,7 @@ package apiserver
 
 import (
 	"bytes"
+	"encoding/base64"
 	"encoding/json"
 	"net/http"
 	"regexp"
@@ -122,7 +123,7 @@ func connectJSON(e *dsec.Error) (status int, body []byte) {
 		Details []detail `json:"details"`
 	}{Code: ce.Code().String(), Message: ce.Message()}
 	for _, d := range ce.Details() {
-		wire.Details = append(wire.Details, detail{d.Type(), rawBase64(d.Bytes()), apierr.Detail(e)})
+		wire.Details = append(wire.Details, detail{d.Type(), base64.RawStdEncoding.EncodeToString(d.Bytes()), apierr.Detail(e)})
 	}
 	body, err := json.Marshal(wire)
 	if err != nil {

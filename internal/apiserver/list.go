@@ -10,6 +10,7 @@ import (
 
 	"github.com/opendsec/dsec"
 	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
+	"github.com/opendsec/dsec/proto/dsec/v1/dsecv1connect"
 )
 
 // Page sizes of a list.
@@ -47,9 +48,9 @@ func (b sandboxService) List(ctx context.Context, req *connect.Request[dsecv1.Li
 		if id == from {
 			msg.PageToken = token
 		}
-		res, err := edge.ListSandboxes(ctx, request(ctx, msg))
+		res, err := forward(ctx, edgeClient(edge), dsecv1connect.EdgeServiceClient.ListSandboxes, msg)
 		if err != nil {
-			return nil, fromEdge(err, "/dsec.v1.EdgeService/ListSandboxes")
+			return nil, err
 		}
 		out.Sandboxes = append(out.Sandboxes, res.Msg.Sandboxes...)
 		if res.Msg.NextPageToken != "" {

@@ -3,7 +3,6 @@ package apiserver
 import (
 	"context"
 	"slices"
-	"sync"
 
 	"golang.org/x/sync/errgroup"
 
@@ -80,14 +79,11 @@ func (s *Server) candidates(ctx context.Context, items []*dsecv1.CreateSandboxes
 	view, rng := s.edges.Nodes(), newRand()
 	var g errgroup.Group
 	g.SetLimit(findAtOnce)
-	var mu sync.Mutex
 	for i, item := range items {
 		kind := dsec.Kind(item.Request.Backend)
 		if item.Request.RequestId != "" {
 			g.Go(func() error {
 				list, err := s.holders(ctx, item.Request.RequestId, kind)
-				mu.Lock()
-				defer mu.Unlock()
 				if err != nil {
 					results[i] = failed(err)
 				}
@@ -98,14 +94,10 @@ func (s *Server) candidates(ctx context.Context, items []*dsecv1.CreateSandboxes
 		}
 		list, err := placement.Pick(view, kind, rng)
 		if err != nil {
-			mu.Lock()
 			results[i] = failed(err)
-			mu.Unlock()
 			continue
 		}
-		mu.Lock()
 		lists[i] = list
-		mu.Unlock()
 		for j := range view {
 			if view[j].ID == list[0] {
 				view[j].Sandboxes++
