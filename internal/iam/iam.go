@@ -7,6 +7,7 @@
 package iam
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
@@ -111,10 +112,7 @@ func (m *IAM) List() []Key {
 		return true
 	})
 	slices.SortFunc(all, func(a, b Key) int {
-		if c := strings.Compare(a.Project, b.Project); c != 0 {
-			return c
-		}
-		return a.Created.Compare(b.Created)
+		return cmp.Or(strings.Compare(a.Project, b.Project), a.Created.Compare(b.Created))
 	})
 	return all
 }

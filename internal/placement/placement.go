@@ -43,7 +43,7 @@ func (n Node) full() bool { return n.Max > 0 && n.Sandboxes >= n.Max }
 // Pick returns the edges to try for a sandbox of kind, best first. Its error
 // tells why there is none: unsupported, exhausted or unavailable.
 func Pick(view []Node, kind dsec.Kind, rng *rand.Rand) ([]dsec.EdgeID, error) {
-	var fit, ready, offer int
+	var ready, offer int
 	var nodes []Node
 	for _, n := range view {
 		if !n.Healthy || n.Draining {
@@ -54,18 +54,16 @@ func Pick(view []Node, kind dsec.Kind, rng *rand.Rand) ([]dsec.EdgeID, error) {
 			continue
 		}
 		offer++
-		if n.full() {
-			continue
+		if !n.full() {
+			nodes = append(nodes, n)
 		}
-		fit++
-		nodes = append(nodes, n)
 	}
 	switch {
 	case ready == 0:
 		return nil, dsec.Errorf(dsec.CodeUnavailable, "no node is ready")
 	case offer == 0:
 		return nil, &dsec.Error{Code: dsec.CodeUnsupported, Field: "backend", Message: "no node offers it"}
-	case fit == 0:
+	case len(nodes) == 0:
 		return nil, dsec.Errorf(dsec.CodeExhausted, "every node is full")
 	}
 	rng.Shuffle(len(nodes), func(i, j int) { nodes[i], nodes[j] = nodes[j], nodes[i] })
@@ -87,10 +85,7 @@ func Rendezvous(project, requestID string, edges []dsec.EdgeID) []dsec.EdgeID {
 	}
 	out := slices.Clone(edges)
 	slices.SortFunc(out, func(a, b dsec.EdgeID) int {
-		if c := cmp.Compare(weight(b), weight(a)); c != 0 {
-			return c
-		}
-		return cmp.Compare(a, b)
+		return cmp.Or(cmp.Compare(weight(b), weight(a)), cmp.Compare(a, b))
 	})
 	return out
 }
