@@ -67,6 +67,9 @@ func (p *process) descendants() []int {
 
 // family scans /proc for the session of leader and its descendants.
 func family(leader int) []int {
+	if leader <= 1 {
+		return nil // not started yet; session 0 is everything that has none
+	}
 	dir, err := os.Open("/proc")
 	if err != nil {
 		return nil
