@@ -223,3 +223,16 @@ func TestOutputStreamsAndBytes(t *testing.T) {
 		t.Errorf("no usage in %+v", big.outcome)
 	}
 }
+
+// The pid of a command is 0 until it is known, and session 0 is that of
+// everything outside: a kill that comes so early must find nobody.
+func TestACommandWithoutAPidHasNoFamily(t *testing.T) {
+	for _, leader := range []int{-1, 0, 1} {
+		if pids := family(leader); len(pids) != 0 {
+			t.Errorf("family(%d) has %d processes", leader, len(pids))
+		}
+	}
+	if pids := family(os.Getpid()); len(pids) == 0 {
+		t.Error("this process is not of its own family")
+	}
+}
