@@ -84,7 +84,9 @@ func (s *server) serveProcess(ctx context.Context, call uint8, d *dec) error {
 		}
 		var n int
 		var err error
-		s.watched(ctx, func(ctx context.Context) { n, err = s.h.WriteStdin(ctx, id, data, eof) })
+		if ended := s.watched(ctx, func(ctx context.Context) { n, err = s.h.WriteStdin(ctx, id, data, eof) }); ended != nil {
+			return ended
+		}
 		return s.answer(err, func(e *enc) { e.u32(uint32(n)) })
 	case callResize:
 		id, size := d.u64(), d.windowSize()
@@ -110,7 +112,9 @@ func (s *server) serveSession(ctx context.Context, call uint8, d *dec) error {
 		var sess Session
 		err := req.Validate()
 		if err == nil {
-			s.watched(ctx, func(ctx context.Context) { sess, err = s.h.OpenSession(ctx, req) })
+			if ended := s.watched(ctx, func(ctx context.Context) { sess, err = s.h.OpenSession(ctx, req) }); ended != nil {
+				return ended
+			}
 		}
 		return s.answer(err, func(e *enc) { e.session(&sess) })
 	case callRunCommand:
@@ -165,7 +169,9 @@ func (s *server) serveTree(ctx context.Context, call uint8, d *dec) error {
 		var list []FileInfo
 		var more bool
 		if err == nil {
-			s.watched(ctx, func(ctx context.Context) { list, more, err = s.h.ListDir(ctx, path, after, limit) })
+			if ended := s.watched(ctx, func(ctx context.Context) { list, more, err = s.h.ListDir(ctx, path, after, limit) }); ended != nil {
+				return ended
+			}
 		}
 		return s.answer(err, func(e *enc) {
 			e.bool(more)
@@ -201,7 +207,9 @@ func (s *server) serveTree(ctx context.Context, call uint8, d *dec) error {
 			return errMalformed
 		}
 		if err == nil {
-			s.watched(ctx, func(ctx context.Context) { err = s.h.Remove(ctx, path, recursive) })
+			if ended := s.watched(ctx, func(ctx context.Context) { err = s.h.Remove(ctx, path, recursive) }); ended != nil {
+				return ended
+			}
 		}
 		return s.answer(err, nil)
 	}

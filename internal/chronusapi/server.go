@@ -2,6 +2,7 @@ package chronusapi
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -91,8 +92,10 @@ func (s *server) answer(err error, result func(*enc)) error {
 
 // watched runs f with a context that is canceled when the client goes away.
 // While a call runs the client sends nothing, so a read can only end by that.
-func (s *server) watched(ctx context.Context, f func(context.Context)) {
-	ctx, cancel := context.WithCancel(ctx)
+// Its error is ctx's: the server ends, and what f said was said of that end and
+// is not an answer.
+func (s *server) watched(ctx context.Context, f func(context.Context)) error {
+	call, cancel := context.WithCancel(ctx)
 	defer cancel()
 	done := make(chan struct{})
 	go func() {
@@ -101,17 +104,18 @@ func (s *server) watched(ctx context.Context, f func(context.Context)) {
 			cancel()
 		}
 	}()
-	f(ctx)
+	f(call)
 	_ = s.nc.SetReadDeadline(time.Unix(1, 0)) // wakes the reader; a broken connection shows at the next read
 	<-done
 	_ = s.nc.SetReadDeadline(time.Time{})
+	return ctx.Err()
 }
 
 // stream runs a call that answers with events.
 func (s *server) stream(ctx context.Context, f func(context.Context, Sink) error) error {
 	var broken error
 	var err error
-	s.watched(ctx, func(ctx context.Context) {
+	ended := s.watched(ctx, func(ctx context.Context) {
 		err = f(ctx, func(ev Event) error {
 			if broken == nil {
 				broken = s.event(&ev)
@@ -119,8 +123,8 @@ func (s *server) stream(ctx context.Context, f func(context.Context, Sink) error
 			return broken
 		})
 	})
-	if broken != nil {
-		return broken
+	if err := cmp.Or(broken, ended); err != nil {
+		return err
 	}
 	return s.answer(err, nil)
 }
@@ -160,9 +164,9 @@ func (w *dataWriter) Write(p []byte) (n int, err error) {
 func (s *server) send(ctx context.Context, f func(context.Context, io.Writer) error) error {
 	w := &dataWriter{s: s}
 	var err error
-	s.watched(ctx, func(ctx context.Context) { err = f(ctx, w) })
-	if w.err != nil {
-		return w.err
+	ended := s.watched(ctx, func(ctx context.Context) { err = f(ctx, w) })
+	if err := cmp.Or(w.err, ended); err != nil {
+		return err
 	}
 	return s.answer(err, nil)
 }
