@@ -36,13 +36,14 @@ func (c *Chronus) Stat(_ context.Context, name string, follow bool) (chronusapi.
 	return info, nil
 }
 
+var fileTypes = map[uint32]string{
+	unix.S_IFREG: "file", unix.S_IFDIR: "dir", unix.S_IFLNK: "symlink", unix.S_IFIFO: "fifo",
+	unix.S_IFSOCK: "socket", unix.S_IFCHR: "char", unix.S_IFBLK: "block",
+}
+
 func fileInfo(name string, st *unix.Stat_t) chronusapi.FileInfo {
-	types := map[uint32]string{
-		unix.S_IFREG: "file", unix.S_IFDIR: "dir", unix.S_IFLNK: "symlink", unix.S_IFIFO: "fifo",
-		unix.S_IFSOCK: "socket", unix.S_IFCHR: "char", unix.S_IFBLK: "block",
-	}
 	return chronusapi.FileInfo{
-		Name: name, Type: types[st.Mode&unix.S_IFMT], Size: st.Size, Mode: st.Mode & 0o7777,
+		Name: name, Type: fileTypes[st.Mode&unix.S_IFMT], Size: st.Size, Mode: st.Mode & 0o7777,
 		UID: st.Uid, GID: st.Gid, Modified: time.Unix(st.Mtim.Sec, st.Mtim.Nsec),
 	}
 }

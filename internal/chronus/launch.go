@@ -223,11 +223,9 @@ func (l *launch) startError(err error) error {
 
 // execError tells why no exec worked, by the one that came nearest.
 func (l *launch) execError() error {
-	field, name := "command.argv", l.cmd.Shell
-	if l.cmd.Shell != "" || l.shell != nil {
-		field, name = "command.shell", "bash or sh"
-	} else {
-		name = l.cmd.Argv[0]
+	field, name := "command.shell", "bash or sh"
+	if l.cmd.Shell == "" && l.shell == nil {
+		field, name = "command.argv", l.cmd.Argv[0]
 	}
 	quoted := strconv.Quote(name[:min(len(name), 200)])
 	var worst syscall.Errno

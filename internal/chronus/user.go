@@ -21,7 +21,7 @@ type account struct {
 // maxAccounts bounds what is read of /etc/passwd and /etc/group.
 const maxAccounts = 4 << 20
 
-// account finds user, which is name, uid, name:group or uid:gid; empty is
+// lookupAccount finds user, which is name, uid, name:group or uid:gid; empty is
 // root. A uid or gid need not be in the sandbox's files. field names the
 // request's field in errors.
 func lookupAccount(user, field string) (account, error) {

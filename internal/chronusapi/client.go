@@ -236,7 +236,7 @@ func (k *call) finish(result func(*dec)) error {
 // Close may be called at any time.
 type Events struct {
 	k     *call
-	first *Event // read ahead by open
+	first *Event // read ahead by stream
 	err   error  // what Next returns from now on
 }
 

@@ -17,7 +17,7 @@ const (
 	maxErrorMessage = 4096
 )
 
-// putError encodes err. What is not a *dsec.Error is our bug, and its text
+// error encodes err. What is not a *dsec.Error is our bug, and its text
 // stays on this side.
 func (e *enc) error(err error) {
 	var de *dsec.Error
