@@ -16,6 +16,7 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -72,7 +73,7 @@ type Client struct {
 // New makes a client. It makes no call, and its errors are invalid (a URL that
 // is none) or unauthenticated (no key found).
 func New(o Options) (*Client, error) {
-	o.URL = firstOf(o.URL, os.Getenv("DSEC_URL"), DefaultURL)
+	o.URL = cmp.Or(o.URL, os.Getenv("DSEC_URL"), DefaultURL)
 	u, err := url.Parse(o.URL)
 	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
 		return nil, dsec.Invalid("url", "want http://host:port or https://host:port")
@@ -130,10 +131,10 @@ func (c *Client) Close() {
 }
 
 func findKey(o Options) (string, error) {
-	if key := firstOf(o.APIKey, os.Getenv("DSEC_API_KEY")); key != "" {
+	if key := cmp.Or(o.APIKey, os.Getenv("DSEC_API_KEY")); key != "" {
 		return key, nil
 	}
-	path := firstOf(o.KeyFile, os.Getenv("DSEC_KEY_FILE"), DefaultKeyFile)
+	path := cmp.Or(o.KeyFile, os.Getenv("DSEC_KEY_FILE"), DefaultKeyFile)
 	data, err := os.ReadFile(path)
 	if err != nil {
 		return "", &dsec.Error{
@@ -142,15 +143,6 @@ func findKey(o Options) (string, error) {
 		}
 	}
 	return strings.TrimSpace(string(data)), nil
-}
-
-func firstOf(values ...string) string {
-	for _, v := range values {
-		if v != "" {
-			return v
-		}
-	}
-	return ""
 }
 
 // keyHeader is the interceptor that adds the key to every call.

@@ -13,17 +13,17 @@
 //
 // A life, as the edge drives it:
 //
-//	inst, err := b.Create(ctx, req)  // the edge wrote "creating id" to its journal before
+//	inst, err := b.Create(ctx, req)   // the edge wrote "creating id" to its journal before
 //	journal.Handle(id, inst.Handle())
-//	conn, err := inst.Dial(ctx)      // speaks chronusapi
-//	...                              // the edge dies here; a new one starts
-//	inst, err = b.Recover(ctx, h)    // the same instance, its processes untouched
-//	<-inst.Done()                    // PID 1 ended, for whatever reason
-//	inst.Destroy(ctx)                // any time, any goroutine, any number of times
+//	conn, err := inst.Dial(ctx)       // speaks chronusapi
+//	...                               // the edge dies here; a new one starts
+//	inst, err = b.Recover(ctx, id, h) // the same instance, its processes untouched
+//	<-inst.Done()                     // PID 1 ended, for whatever reason
+//	inst.Destroy(ctx)                 // any time, any goroutine, any number of times
 //
 // What a crash between Create's first effect and the journaled handle left
-// behind is found by ID: every object that a backend makes carries the
-// sandbox's ID in its name, and Sweep removes those of IDs not in the list.
+// behind is found by ID: every object that a backend makes leads to the
+// sandbox's ID by itself, and Sweep removes those of IDs not in the list.
 package backend
 
 import (

@@ -109,9 +109,5 @@ func toText(s string) string {
 	if utf8.ValidString(s) {
 		return s
 	}
-	out := make([]rune, 0, len(s))
-	for _, r := range s { // each bad byte becomes U+FFFD
-		out = append(out, r)
-	}
-	return string(out)
+	return string([]rune(s)) // each bad byte becomes U+FFFD
 }

@@ -312,9 +312,6 @@ func safeText(err error) string {
 }
 
 func asError(err error) *dsec.Error {
-	var de *dsec.Error
-	if errors.As(err, &de) {
-		return de
-	}
-	return nil
+	de, _ := errors.AsType[*dsec.Error](err)
+	return de
 }

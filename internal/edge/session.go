@@ -75,18 +75,17 @@ func (c *call) runCommand(m *dsecv1.RunCommandRequest, out *sender) error {
 	if err != nil {
 		return missing(err, "session_id")
 	}
-	// A session's command is no process to attach to again.
-	ev := &events{c: c, stream: stream, ctx: c.ctx, stop: func() {}}
-	defer ev.Close()
+	defer func() { _ = stream.Close() }()
+	var process uint64
 	for {
 		e, err := stream.Next()
 		if err == io.EOF { //nolint:errorlint // wrapped it would be a broken stream
 			return nil
 		}
 		if err != nil {
-			return c.failStarted(ev.process, err)
+			return c.failStarted(process, err)
 		}
-		ev.process = max(ev.process, e.Process)
+		process = max(process, e.Process)
 		if err := out.put(&e); err != nil {
 			return err
 		}

@@ -21,7 +21,7 @@ type events struct {
 	stream  *chronusapi.Events
 	ctx     context.Context // of the stream
 	stop    func()
-	process uint64 // 0: not known, and so not attached to again
+	process uint64 // 0: not known yet, and so not attached to again
 	next    uint64
 }
 
@@ -131,8 +131,8 @@ func (ev *events) reattach() bool {
 	return false
 }
 
-// Close gives the stream up. The process goes on, unless the stream is of a
-// command that belongs to it and the client has gone: then all of it is killed.
+// Close gives the stream up. The process goes on: all are started as orphans,
+// and where the client went away it is kill that ends them.
 func (ev *events) Close() {
 	_ = ev.stream.Close()
 	ev.stop()
