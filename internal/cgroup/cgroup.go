@@ -11,7 +11,7 @@
 //	Unified:  v2      <name>/<group>/init            chronus
 //	          v2      <name>/<group>/work            the limits
 //	          v2      <name>/<group>/work/<n>        commands
-//	Hybrid:   v2      <name>/<group>                 chronus; kill, freeze, identity
+//	Hybrid:   v2      <name>/<group>                 chronus; kill, identity
 //	          v2      <name>/<group>/<n>             commands
 //	          memory  <name>/<group>                 the limit
 //	          memory  <name>/<group>/<n>             commands

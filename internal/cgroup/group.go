@@ -240,16 +240,6 @@ func (g *Group) Kill() error {
 	return err
 }
 
-// Freeze stops (or lets go on) every process of the sandbox, chronus too. It
-// does not wait for them to have stopped.
-func (g *Group) Freeze(frozen bool) error {
-	v := "0"
-	if frozen {
-		v = "1"
-	}
-	return g.write("", "cgroup.freeze", v)
-}
-
 // removeTimeout bounds how long Remove waits for killed processes.
 const removeTimeout = 5 * time.Second
 

@@ -267,17 +267,7 @@ func (b *btrfs) clean() {
 	}
 }
 
-func (b *btrfs) list() ([]string, error) {
-	entries, err := os.ReadDir(b.s.path(mountName))
-	if err != nil {
-		return nil, err
-	}
-	var ids []string
-	for _, e := range entries {
-		ids = append(ids, e.Name())
-	}
-	return ids, nil
-}
+func (b *btrfs) list() ([]string, error) { return readNames(b.fd, ".") }
 
 // close unmounts an image without volumes: a node that is done with its
 // sandboxes is left as it was. One that is still busy with what removals left

@@ -67,15 +67,7 @@ func (m mounts) remove(_ context.Context, id string) error {
 }
 
 func (m mounts) list() ([]string, error) {
-	entries, err := os.ReadDir(m.s.path(volumesName))
-	if err != nil {
-		return nil, err
-	}
-	var ids []string
-	for _, e := range entries {
-		ids = append(ids, e.Name())
-	}
-	return ids, nil
+	return readNames(unix.AT_FDCWD, m.s.path(volumesName))
 }
 
 func (m mounts) close() error   { return nil }
