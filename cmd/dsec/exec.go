@@ -168,10 +168,7 @@ type countedWriter struct {
 }
 
 func (c countedWriter) Write(b []byte) (int, error) {
-	n := int64(len(b))
-	if n > *c.left {
-		n = *c.left
-	}
+	n := min(int64(len(b)), *c.left)
 	if _, err := c.w.Write(b[:n]); err != nil {
 		return 0, err
 	}

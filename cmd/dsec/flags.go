@@ -97,7 +97,7 @@ func (f *flags) client() (*client.Client, error) {
 	}
 	o := client.Options{URL: f.url}
 	if os.Getenv("DSEC_URL") == "" && f.url == "" {
-		o.URL = cfg.url()
+		o.URL = cfg.API.urlOf(cfg.API.Listen)
 	}
 	if os.Getenv("DSEC_KEY_FILE") == "" {
 		o.KeyFile = cfg.adminKey()
@@ -105,13 +105,12 @@ func (f *flags) client() (*client.Client, error) {
 	return client.New(o)
 }
 
-// url is where the configured server is reached from this machine.
-func (c *Config) url() string {
-	scheme := "http://"
-	if c.API.TLSCert != "" {
-		scheme = "https://"
+// urlOf is the URL of the API at an address that it listens on.
+func (a *APIConfig) urlOf(address string) string {
+	if a.TLSCert != "" {
+		return "https://" + address
 	}
-	return scheme + c.API.Listen
+	return "http://" + address
 }
 
 // print writes v as JSON, or the rows as a table under the head.

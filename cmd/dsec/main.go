@@ -16,6 +16,7 @@ import (
 	"syscall"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/layer"
 )
 
 // version is set by the build.
@@ -55,7 +56,7 @@ func commands() []command {
 		{"edge", "[flags]", "own this machine's sandboxes alone", runEdge, false},
 		{"config", "", "print the commented default configuration", runConfig, false},
 		{"version", "", "print the version", runVersion, false},
-		{"import-helper", "", "", runImportHelper, true},
+		{layer.HelperVerb, "", "", runImportHelper, true},
 		{"launcher", "", "", runLauncher, true},
 	}
 }

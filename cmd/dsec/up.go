@@ -119,12 +119,7 @@ func stop(log *slog.Logger, stack *daemon.Stack, node *edge.Edge) error {
 }
 
 // readyURL is where l is reached.
-func (c *Config) readyURL(l net.Listener) string {
-	if c.API.TLSCert != "" {
-		return "https://" + l.Addr().String()
-	}
-	return "http://" + l.Addr().String()
-}
+func (c *Config) readyURL(l net.Listener) string { return c.API.urlOf(l.Addr().String()) }
 
 // sayReady prints a first line for scripts, and what to try for people.
 func sayReady(w io.Writer, cfg *Config, l net.Listener) {
