@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"runtime"
 	"testing"
+
+	"github.com/opendsec/dsec/internal/layer/tardir"
 )
 
 // BenchmarkBuild imports the Go tree, or DSEC_BENCH_DIR, from a tar file.
@@ -20,7 +22,7 @@ func BenchmarkBuild(b *testing.B) {
 		b.Fatal(err)
 	}
 	defer f.Close()
-	if err := TarDir(f, dir); err != nil {
+	if err := tardir.Write(f, dir); err != nil {
 		b.Fatal(err)
 	}
 	s := openStore(b, Options{})

@@ -52,10 +52,10 @@ const (
 	dataArg0    = 16
 	dataArg2    = 32
 	x32Bit      = 0x40000000
-	actionKill  = 0x80000000 // SECCOMP_RET_KILL_PROCESS
-	actionAllow = 0x7fff0000
-	actionEPERM = 0x00050000 | uint32(unix.EPERM)
-	actionNoSys = 0x00050000 | uint32(unix.ENOSYS)
+	actionKill  = unix.SECCOMP_RET_KILL_PROCESS
+	actionAllow = unix.SECCOMP_RET_ALLOW
+	actionEPERM = unix.SECCOMP_RET_ERRNO | uint32(unix.EPERM)
+	actionNoSys = unix.SECCOMP_RET_ERRNO | uint32(unix.ENOSYS)
 )
 
 // threadFlags are those of a clone(2) that makes a thread of this process.
@@ -123,8 +123,7 @@ func seccompAll() error {
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("no_new_privs: %w", err)
 	}
-	const setModeFilter, flagTSync = 1, 1
-	r, _, errno := unix.Syscall(unix.SYS_SECCOMP, setModeFilter, flagTSync, uintptr(unsafe.Pointer(&prog)))
+	r, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_TSYNC, uintptr(unsafe.Pointer(&prog)))
 	if errno != 0 {
 		return errno
 	}

@@ -1,4 +1,5 @@
 package layer
 
-// auditArch is AUDIT_ARCH_X86_64.
-const auditArch = 0xc000003e
+import "golang.org/x/sys/unix"
+
+const auditArch = unix.AUDIT_ARCH_X86_64

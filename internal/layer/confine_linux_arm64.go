@@ -1,4 +1,5 @@
 package layer
 
-// auditArch is AUDIT_ARCH_AARCH64.
-const auditArch = 0xc00000b7
+import "golang.org/x/sys/unix"
+
+const auditArch = unix.AUDIT_ARCH_AARCH64

@@ -19,12 +19,10 @@
 package layer
 
 import (
-	"io"
 	"log/slog"
 	"time"
 
 	"github.com/opendsec/dsec/internal/layer/convert"
-	"github.com/opendsec/dsec/internal/layer/tardir"
 )
 
 // Config is what an image says about the processes made of it.
@@ -109,6 +107,3 @@ func (o Options) withDefaults() Options {
 	}
 	return o
 }
-
-// TarDir writes the tree below dir as a tar that Build takes; see tardir.Write.
-func TarDir(w io.Writer, dir string) error { return tardir.Write(w, dir) }

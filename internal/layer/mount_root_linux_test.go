@@ -18,6 +18,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/opendsec/dsec/internal/layer/tardir"
 	"github.com/opendsec/dsec/internal/testutil"
 )
 
@@ -182,7 +183,7 @@ func TestRoundTripThroughKernel(t *testing.T) {
 	for name, dir := range trees {
 		t.Run(name, func(t *testing.T) {
 			pr, pw := io.Pipe()
-			go func() { _ = pw.CloseWithError(TarDir(pw, dir)) }()
+			go func() { _ = pw.CloseWithError(tardir.Write(pw, dir)) }()
 			meta, findings, err := s.Build(context.Background(), "", pr)
 			if err != nil {
 				t.Fatal(err)

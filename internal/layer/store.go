@@ -1,6 +1,7 @@
 package layer
 
 import (
+	"cmp"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -211,10 +212,7 @@ func (s *Store) List() []Meta {
 		list = append(list, e.meta)
 	}
 	slices.SortFunc(list, func(a, b Meta) int {
-		if c := a.Created.Compare(b.Created); c != 0 {
-			return c
-		}
-		return strings.Compare(a.Digest, b.Digest)
+		return cmp.Or(a.Created.Compare(b.Created), strings.Compare(a.Digest, b.Digest))
 	})
 	return list
 }
