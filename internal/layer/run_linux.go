@@ -55,18 +55,19 @@ func (s *Store) convert(ctx context.Context, image *os.File, opt convert.Options
 	defer stop()
 
 	src := &sourceReader{r: r, h: sha256.New()}
-	pumped := make(chan struct{})
+	read, pumped := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(pumped)
 		// EPIPE: the helper has seen enough; its report says why.
 		_, _ = io.CopyBuffer(onlyWriter{h.stdin}, src, make([]byte, 1<<20))
+		close(read) // before the helper sees the end, which it may report on
 		_ = h.stdin.Close()
 	}()
 	rep, err := h.wait()
 	if ctx.Err() != nil {
 		return convert.Result{}, nil, canceled(ctx)
 	}
-	if err == nil && rep.Error != nil && !sentCut(pumped, src) {
+	if err == nil && rep.Error != nil && !sentCut(read, src) {
 		return convert.Result{}, nil, rep.Error
 	}
 	// The helper has read to the end, or died: the pump has ended or ends
@@ -87,11 +88,11 @@ func (s *Store) convert(ctx context.Context, image *os.File, opt convert.Options
 	return *rep.Result, src, checkResult(rep.Result, image)
 }
 
-// sentCut reports whether the pump ended because its sender broke off, in
+// sentCut reports whether the stream was read to where its sender broke off, in
 // which case what the helper says of the rest means nothing.
-func sentCut(pumped <-chan struct{}, src *sourceReader) bool {
+func sentCut(read <-chan struct{}, src *sourceReader) bool {
 	select {
-	case <-pumped:
+	case <-read:
 		return src.err != nil
 	default:
 		return false
