@@ -155,7 +155,7 @@ func (t *writer) header(rel string, fi fs.FileInfo, target string) (hdr *tar.Hea
 // xattrs gives the user.* attributes of a file as PAX records.
 func xattrs(path string) (map[string]string, error) {
 	names, err := getxattr(func(b []byte) (int, error) { return unix.Llistxattr(path, b) })
-	if errors.Is(err, unix.ENOTSUP) || len(names) == 0 {
+	if errors.Is(err, unix.ENOTSUP) {
 		return nil, nil
 	}
 	if err != nil {
