@@ -65,7 +65,7 @@ type Layer struct {
 
 // Backend makes instances of one kind.
 type Backend interface {
-	// Probe tells what this host can do. It changes nothing.
+	// Probe tells what this host can do. It leaves nothing behind.
 	Probe(ctx context.Context) (Info, error)
 	// Create returns when chronus answers. On error nothing is left behind.
 	// The request's Limits and Layers are filled in; errors are *dsec.Error.
