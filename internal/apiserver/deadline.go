@@ -19,6 +19,9 @@ import (
 const (
 	unaryBodyTimeout  = 30 * time.Second
 	uploadReadTimeout = 2 * time.Minute
+	// For a client that goes on sending after the answer.
+	drainTimeout = 10 * time.Second
+	maxDrain     = 256 << 20
 )
 
 type bodyRule struct {
@@ -81,11 +84,34 @@ func Routes() iter.Seq[Route] {
 // ends with the body: how long a command runs is not the connection's business.
 func bodyDeadlines(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if rule, ok := bodyRules[r.URL.Path]; ok && r.Body != http.NoBody {
-			r.Body = &timedBody{ReadCloser: r.Body, rule: rule, conn: http.NewResponseController(w), answer: w.Header()}
+		rule, ok := bodyRules[r.URL.Path]
+		if !ok || r.Body == http.NoBody {
+			next.ServeHTTP(w, r)
+			return
 		}
+		body := &timedBody{ReadCloser: r.Body, rule: rule, conn: http.NewResponseController(w), answer: w.Header()}
+		r.Body = body
+		if !rule.each || r.ProtoMajor > 1 {
+			next.ServeHTTP(w, r)
+			return
+		}
+		_ = body.conn.EnableFullDuplex()
 		next.ServeHTTP(w, r)
+		body.drain()
 	})
+}
+
+// drain takes the rest of an upload that was answered early: a connection that
+// is closed under a client that still sends is reset, and the answer may be
+// lost with it. HTTP/2 has a way to tell the client.
+func (b *timedBody) drain() {
+	if b.done {
+		return
+	}
+	if b.conn.Flush() != nil || b.conn.SetReadDeadline(time.Now().Add(drainTimeout)) != nil {
+		return
+	}
+	_, _ = io.CopyN(io.Discard, b.ReadCloser, maxDrain)
 }
 
 type timedBody struct {
