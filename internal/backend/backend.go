@@ -41,7 +41,8 @@ type Handle json.RawMessage
 // Info is what a backend offers on this host.
 type Info struct {
 	Kind dsec.Kind
-	// Available is false where the host cannot run it; Notes say why not.
+	// Available is false where the host cannot run it; Notes say why not, to
+	// the operator: they may name paths of the host.
 	Available bool
 	Notes     []string
 	// Features names what is in force: seccomp, userns, disk-quota:btrfs, ...

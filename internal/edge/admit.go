@@ -104,7 +104,7 @@ func (e *Edge) offered(kind dsec.Kind) (*offer, error) {
 		return nil, &dsec.Error{Code: dsec.CodeUnsupported, Field: "backend", Message: fmt.Sprintf("want one of %s, got %q", e.kindNames(), kind)}
 	}
 	if !o.info.Available {
-		return nil, &dsec.Error{Code: dsec.CodeUnsupported, Field: "backend", Message: fmt.Sprintf("%s cannot run on this node: %s", kind, strings.Join(o.info.Notes, "; "))}
+		return nil, &dsec.Error{Code: dsec.CodeUnsupported, Field: "backend", Message: fmt.Sprintf("%s cannot run on this node; its log and `dsec doctor` tell why", kind)}
 	}
 	return o, nil
 }

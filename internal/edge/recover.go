@@ -118,6 +118,9 @@ func (e *Edge) probe(ctx context.Context) error {
 		if info.Kind == "" || e.backends[info.Kind] != nil {
 			return fmt.Errorf("edge: backends want one kind each, got %q twice or none", info.Kind)
 		}
+		if !info.Available {
+			e.log.Warn("backend cannot run here", "backend", info.Kind, "notes", info.Notes)
+		}
 		e.backends[info.Kind] = &offer{Backend: b, info: info}
 		e.kinds = append(e.kinds, info.Kind)
 	}
