@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -103,6 +104,33 @@ func (f *flags) client() (*client.Client, error) {
 		o.KeyFile = cfg.adminKey()
 	}
 	return client.New(o)
+}
+
+// forEach is a verb that does one thing to each of its arguments, up to the
+// first that fails. done names them in JSON.
+func forEach(
+	ctx context.Context, e *env, args []string, verb, done string,
+	do func(c *client.Client, ctx context.Context, arg string) error,
+) error {
+	f := clientFlags(e, verb)
+	args, err := f.parse(args, 1, -1, 0)
+	if err != nil {
+		return err
+	}
+	c, err := f.client()
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	for _, arg := range args {
+		if err := do(c, ctx, arg); err != nil {
+			return err
+		}
+	}
+	if f.output == "json" {
+		return f.print(map[string]any{done: args}, "", nil)
+	}
+	return nil
 }
 
 // urlOf is the URL of the API at an address that it listens on.

@@ -60,23 +60,5 @@ func runKeyList(ctx context.Context, e *env, args []string) error {
 }
 
 func runKeyRevoke(ctx context.Context, e *env, args []string) error {
-	f := clientFlags(e, "key revoke")
-	ids, err := f.parse(args, 1, -1, 0)
-	if err != nil {
-		return err
-	}
-	c, err := f.client()
-	if err != nil {
-		return err
-	}
-	defer c.Close()
-	for _, id := range ids {
-		if err := c.RevokeKey(ctx, id); err != nil {
-			return err
-		}
-	}
-	if f.output == "json" {
-		return f.print(map[string]any{"revoked": ids}, "", nil)
-	}
-	return nil
+	return forEach(ctx, e, args, "key revoke", "revoked", (*client.Client).RevokeKey)
 }

@@ -85,23 +85,5 @@ func runLayerList(ctx context.Context, e *env, args []string) error {
 }
 
 func runLayerRemove(ctx context.Context, e *env, args []string) error {
-	f := clientFlags(e, "layer remove")
-	names, err := f.parse(args, 1, -1, 0)
-	if err != nil {
-		return err
-	}
-	c, err := f.client()
-	if err != nil {
-		return err
-	}
-	defer c.Close()
-	for _, name := range names {
-		if err := c.RemoveLayer(ctx, name); err != nil {
-			return err
-		}
-	}
-	if f.output == "json" {
-		return f.print(map[string]any{"removed": names}, "", nil)
-	}
-	return nil
+	return forEach(ctx, e, args, "layer remove", "removed", (*client.Client).RemoveLayer)
 }
