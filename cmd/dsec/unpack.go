@@ -16,7 +16,7 @@ import (
 
 // unpack writes a tar that a sandbox made below dir. Nothing in it is trusted:
 // every step goes through a root that no name and no symlink leads out of, set
-// id bits are dropped, and devices and sockets are left out.
+// id bits are dropped, and devices, pipes and sockets are left out.
 func unpack(r io.Reader, dir string) error {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
