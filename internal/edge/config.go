@@ -47,15 +47,9 @@ type Config struct {
 	MaxCalls int
 	// CreateConcurrency bounds how many sandboxes are made at once: 8.
 	CreateConcurrency int
-	// CreateTimeout bounds the making of one sandbox: 60 s.
-	CreateTimeout time.Duration
-	// DestroyTimeout bounds one attempt to take a sandbox down: 30 s.
-	DestroyTimeout time.Duration
 	// Retention is how long the record of an ended sandbox, and with it its
 	// request id, is kept: 24 h.
 	Retention time.Duration
-	// MaxEnded bounds those records; the oldest go first: 100,000.
-	MaxEnded int
 	// MinFreeBytes and MinFreeInodes of StateDir's file system: below either,
 	// creates are refused: 256 MiB and 10,000.
 	MinFreeBytes  int64
@@ -102,10 +96,7 @@ func (c Config) withDefaults() Config {
 	c.MaxSandboxes = cmp.Or(c.MaxSandboxes, 4096)
 	c.MaxCalls = cmp.Or(c.MaxCalls, 128)
 	c.CreateConcurrency = cmp.Or(c.CreateConcurrency, 8)
-	c.CreateTimeout = cmp.Or(c.CreateTimeout, time.Minute)
-	c.DestroyTimeout = cmp.Or(c.DestroyTimeout, 30*time.Second)
 	c.Retention = cmp.Or(c.Retention, 24*time.Hour)
-	c.MaxEnded = cmp.Or(c.MaxEnded, 100_000)
 	c.MinFreeBytes = cmp.Or(c.MinFreeBytes, 256<<20)
 	c.MinFreeInodes = cmp.Or(c.MinFreeInodes, 10_000)
 	if c.Logger == nil {
@@ -129,8 +120,8 @@ func (c Config) validate() error {
 	if c.StateDir == "" {
 		return errors.New("edge: StateDir is not set")
 	}
-	if c.MaxSandboxes < 1 || c.MaxCalls < 1 || c.CreateConcurrency < 1 || c.MaxEnded < 0 {
-		return errors.New("edge: MaxSandboxes, MaxCalls and CreateConcurrency want 1 or more, MaxEnded 0 or more")
+	if c.MaxSandboxes < 1 || c.MaxCalls < 1 || c.CreateConcurrency < 1 {
+		return errors.New("edge: MaxSandboxes, MaxCalls and CreateConcurrency want 1 or more")
 	}
 	for _, l := range limitFields {
 		least, def, most := l.min, *l.of(&c.DefaultLimits), *l.of(&c.MaxLimits)

@@ -133,7 +133,7 @@ func (e *Edge) make(ctx context.Context, s *sandbox, c *create) error {
 func (e *Edge) bringUp(ctx context.Context, s *sandbox) error {
 	// The create goes on when its caller leaves: one with the same request id
 	// may wait for it.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), e.cfg.CreateTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), createTimeout)
 	defer cancel()
 	defer context.AfterFunc(e.closing, cancel)()
 	s.mu.Lock()
@@ -210,8 +210,12 @@ func (e *Edge) instance(ctx context.Context, s *sandbox) (backend.Instance, erro
 	return nil, errStuck
 }
 
-// stuckGrace is how long a backend may take to give up after its deadline.
-const stuckGrace = 5 * time.Second
+// createTimeout bounds the making of one sandbox, and stuckGrace is how long a
+// backend may take to give up after that.
+const (
+	createTimeout = time.Minute
+	stuckGrace    = 5 * time.Second
+)
 
 var errStuck = errors.New("create did not come back at its deadline")
 
@@ -281,7 +285,7 @@ func (e *Edge) publish(s *sandbox, inst backend.Instance) error {
 
 // rollBack destroys an instance that could not be journaled.
 func (e *Edge) rollBack(s *sandbox, inst backend.Instance, cause error) error {
-	ctx, cancel := e.background(e.cfg.DestroyTimeout)
+	ctx, cancel := e.background(destroyTimeout)
 	defer cancel()
 	if err := inst.Destroy(ctx); err != nil {
 		e.log.Error("instance of a failed create is left for later", "sandbox", s.id, "err", err)

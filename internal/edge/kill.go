@@ -96,6 +96,9 @@ func (e *Edge) died(s *sandbox, inst backend.Instance) {
 	e.reap(s)
 }
 
+// destroyTimeout bounds one attempt to take a sandbox down.
+const destroyTimeout = 30 * time.Second
+
 // reap makes one attempt to free what s holds. One attempt at a time.
 func (e *Edge) reap(s *sandbox) {
 	s.mu.Lock()
@@ -109,7 +112,7 @@ func (e *Edge) reap(s *sandbox) {
 	s.mu.Unlock()
 
 	e.cfg.Crash("kill.destroy")
-	ctx, cancel := e.background(e.cfg.DestroyTimeout)
+	ctx, cancel := e.background(destroyTimeout)
 	defer cancel()
 	err := e.destroy(ctx, s, inst, handle)
 	if err != nil {
@@ -205,9 +208,12 @@ func (e *Edge) retire(s *sandbox) {
 	}
 }
 
+// maxEnded bounds the records of ended sandboxes; the oldest go first.
+const maxEnded = 100_000
+
 // expired takes the records out whose time is over. The caller holds e.mu.
 func (e *Edge) expired() []*sandbox {
-	n := max(0, len(e.ended)-e.cfg.MaxEnded)
+	n := max(0, len(e.ended)-maxEnded)
 	for n < len(e.ended) && e.clock()-e.ended[n].endedAt > e.cfg.Retention {
 		n++
 	}

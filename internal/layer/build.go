@@ -58,7 +58,7 @@ func (s *Store) Build(ctx context.Context, sel string, r io.Reader) (Meta, []str
 	meta := Meta{
 		Version: metaVersion, Size: res.Size, Files: res.Files, Kind: res.Kind,
 		SourceDigest: src.digest(), SourceSize: src.n,
-		Created: s.opt.Now().UTC(), Config: res.Config, Findings: res.Findings,
+		Created: time.Now().UTC(), Config: res.Config, Findings: res.Findings,
 	}
 	if err := digestImage(image, &meta); err != nil {
 		return Meta{}, nil, err

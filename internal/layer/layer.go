@@ -69,16 +69,11 @@ type Options struct {
 	Timeout time.Duration
 	// Builds at once: 2. More wait.
 	Builds int
-	// HelperUID and HelperGID are what the helper runs as where the store's
-	// owner is root: 64535. Nothing else should run as it.
-	HelperUID, HelperGID uint32
 	// HelperCommand runs HelperMain: this program with the argument
 	// import-helper.
 	HelperCommand []string
 	// Logger: slog.Default().
 	Logger *slog.Logger
-	// Now: time.Now.
-	Now func() time.Time
 }
 
 func (o Options) withDefaults() Options {
@@ -89,12 +84,6 @@ func (o Options) withDefaults() Options {
 	if o.Builds == 0 {
 		o.Builds = 2
 	}
-	if o.HelperUID == 0 {
-		o.HelperUID = 64535
-	}
-	if o.HelperGID == 0 {
-		o.HelperGID = o.HelperUID
-	}
 	if len(o.HelperCommand) == 0 {
 		o.HelperCommand = []string{"/proc/self/exe", HelperVerb}
 	}
@@ -102,8 +91,5 @@ func (o Options) withDefaults() Options {
 		o.Logger = slog.Default()
 	}
 	o.Logger = o.Logger.With("component", "layer")
-	if o.Now == nil {
-		o.Now = time.Now
-	}
 	return o
 }

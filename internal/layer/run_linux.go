@@ -144,7 +144,7 @@ func (s *Store) startHelper(image, scratch *os.File, opt convert.Options) (*help
 	cmd.Stderr = &h.stderr
 	cmd.ExtraFiles = []*os.File{image, scratch, pw}
 	cmd.WaitDelay = killGrace
-	cmd.SysProcAttr = s.helperAttr()
+	cmd.SysProcAttr = helperAttr()
 	stdin, w, err := os.Pipe()
 	if err != nil {
 		_ = pr.Close()
@@ -172,18 +172,22 @@ func (s *Store) startHelper(image, scratch *os.File, opt convert.Options) (*help
 	return h, nil
 }
 
+// helperID is the user and the group that the helper runs as where the store's
+// owner is root. Nothing else should run as it.
+const helperID = 64535
+
 // helperAttr is what the parent can set before the helper's first
 // instruction: an owner without rights, and namespaces without anything. There
 // is no process namespace: with cgo, the library that puts Landlock on all
 // threads looks for them in /proc by the number that getpid gives.
-func (s *Store) helperAttr() *syscall.SysProcAttr {
+func helperAttr() *syscall.SysProcAttr {
 	attr := &syscall.SysProcAttr{
 		Cloneflags: unix.CLONE_NEWNET | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS | unix.CLONE_NEWNS,
 		Pdeathsig:  syscall.SIGKILL,
 		Setsid:     true,
 	}
 	if os.Geteuid() == 0 {
-		attr.Credential = &syscall.Credential{Uid: s.opt.HelperUID, Gid: s.opt.HelperGID, Groups: []uint32{}}
+		attr.Credential = &syscall.Credential{Uid: helperID, Gid: helperID, Groups: []uint32{}}
 		return attr
 	}
 	attr.Cloneflags |= unix.CLONE_NEWUSER
