@@ -52,7 +52,6 @@ type stubEdge struct {
 	creates  []*dsecv1.CreateSandboxesItem
 	dropped  []string
 	lists    []*dsecv1.ListRequest
-	uploaded bytes.Buffer
 	broken   error // how the last Write ended, where not with EOF
 	wrote    chan struct{}
 	digest   string
