@@ -4,9 +4,11 @@ import (
 	"bufio"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -26,6 +28,7 @@ import (
 //	icmp              sockets that ping uses
 //	endpoints         what can be connected to: sockets of files, abstract names, vsock
 //	forks N           children that wait, until N or a failure; then all end
+//	threads N         so many threads, until the input ends
 //	alter PATH...     ways to change a file's bytes where it lies
 func insideMain() {
 	if len(os.Args) < 2 {
@@ -55,6 +58,9 @@ func insideMain() {
 	case "forks":
 		n, _ := strconv.Atoi(args[0])
 		forks(n)
+	case "threads":
+		n, _ := strconv.Atoi(args[0])
+		threads(n)
 	case "alter":
 		for _, path := range args {
 			alter(path)
@@ -188,6 +194,22 @@ func forks(n int) {
 		_ = unix.Kill(pid, unix.SIGKILL)
 		_, _ = unix.Wait4(pid, nil, 0, nil)
 	}
+}
+
+func threads(n int) {
+	started := make(chan bool)
+	for range n {
+		go func() {
+			runtime.LockOSThread()
+			started <- true
+			select {}
+		}()
+	}
+	for range n {
+		<-started
+	}
+	fmt.Println("ready")
+	_, _ = io.Copy(io.Discard, os.Stdin)
 }
 
 // alter tries to change a file's bytes. Where the file is a layer's, what is
