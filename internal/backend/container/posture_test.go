@@ -105,7 +105,7 @@ func (s *sandbox) threads(pid int) []string {
 			switch key {
 			case "Uid", "Gid", "Groups":
 				var ids []string
-				for _, f := range strings.Fields(value) {
+				for f := range strings.FieldsSeq(value) {
 					id, err := strconv.ParseUint(f, 10, 32)
 					check(s, err)
 					ids = append(ids, s.owner(uint32(id)))
