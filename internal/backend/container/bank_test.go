@@ -182,7 +182,7 @@ func (s *sandbox) hold(env []string, argv ...string) held {
 	h, out := held{Events: stream}, ""
 	for !strings.Contains(out, "ready\n") {
 		ev, err := stream.Next()
-		if err == io.EOF || err == nil && ev.Kind == chronusapi.EventExited {
+		if errors.Is(err, io.EOF) || err == nil && ev.Kind == chronusapi.EventExited {
 			s.Fatalf("%v ended: %+v %q", argv, ev.Outcome, out)
 		}
 		check(s, err)
