@@ -66,8 +66,9 @@ func (s *Sandbox) Sessions(ctx context.Context) ([]string, error) {
 func (n *Session) ID() string { return n.id }
 
 // Run runs one command in the session and copies its output. A timeout of 0 is
-// none. All commands of a Session go over one open stream. Canceling ctx kills
-// the command and closes that stream; the next Run opens another.
+// none. All commands of a Session go over one open stream. Canceling ctx closes
+// that stream, and the next Run opens another; the command runs on to its end
+// or its timeout, and the next one waits for it. Close ends both.
 func (n *Session) Run(ctx context.Context, command string, timeout time.Duration, stdout, stderr io.Writer) (dsec.Outcome, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -46,11 +46,13 @@ type sessionRun struct {
 	before   []int // processes that ran before it
 	timer    *time.Timer
 	timedOut bool // guarded by session.mu
+	finished bool // its end is known; guarded by session.mu
 
 	// Guarded by process.mu, and told by its changed.
 	end     uint64
 	outcome *dsec.Outcome
-	done    chan struct{} // closed with outcome
+
+	done chan struct{} // closed once the session is free for the next
 }
 
 // OpenSession implements chronusapi.Handler.
@@ -135,8 +137,8 @@ func noSession(id string) error {
 		Message: "no session " + strconv.Quote(id[:min(len(id), 64)]) + "; it may have ended with its shell"}
 }
 
-// RunCommand implements chronusapi.Handler. A command whose reader goes away
-// runs on.
+// RunCommand implements chronusapi.Handler. It waits for the command before. A
+// command whose reader goes away runs on, so that the edge may be restarted.
 func (c *Chronus) RunCommand(ctx context.Context, cmd chronusapi.SessionCommand, sink chronusapi.Sink) error {
 	if err := cmd.Validate(); err != nil {
 		return err
@@ -146,9 +148,19 @@ func (c *Chronus) RunCommand(ctx context.Context, cmd chronusapi.SessionCommand,
 		return err
 	}
 	p := s.p
-	r, err := s.begin(&cmd)
-	if err != nil {
-		return err
+	var r *sessionRun
+	for r == nil {
+		var before *sessionRun
+		if r, before, err = s.begin(&cmd); err != nil {
+			return err
+		}
+		if before != nil {
+			select {
+			case <-before.done:
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
 	}
 	primary := p.beginRead(r.from)
 	if primary {
@@ -166,15 +178,15 @@ func (c *Chronus) RunCommand(ctx context.Context, cmd chronusapi.SessionCommand,
 	return sink(chronusapi.Event{Kind: chronusapi.EventExited, Outcome: *r.outcome})
 }
 
-// begin hands a command to the shell.
-func (s *session) begin(cmd *chronusapi.SessionCommand) (*sessionRun, error) {
+// begin hands a command to the shell, or returns the one that it is busy with.
+func (s *session) begin(cmd *chronusapi.SessionCommand) (r, busy *sessionRun, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.run != nil {
-		return nil, &dsec.Error{Code: dsec.CodeConflict, Field: "session_id", Message: "session " + s.id + " is busy with another command"}
+		return nil, s.run, nil
 	}
 	p := s.p
-	r := &sessionRun{number: s.last + 1, started: time.Now(), done: make(chan struct{})}
+	r = &sessionRun{number: s.last + 1, started: time.Now(), done: make(chan struct{})}
 	if cmd.Timeout > 0 || cmd.OutputLimit > 0 {
 		r.before = p.descendants()
 	}
@@ -183,9 +195,9 @@ func (s *session) begin(cmd *chronusapi.SessionCommand) (*sessionRun, error) {
 	}
 	if err := s.files.setText(cmd.Command); err != nil {
 		if p.ended.Load() {
-			return nil, noSession(s.id)
+			return nil, nil, noSession(s.id)
 		}
-		return nil, &dsec.Error{Code: dsec.CodeExhausted, Message: "no memory for the command: " + err.Error(), Err: err}
+		return nil, nil, &dsec.Error{Code: dsec.CodeExhausted, Message: "no memory for the command: " + err.Error(), Err: err}
 	}
 	p.mu.Lock()
 	r.from = p.spool.next
@@ -199,26 +211,26 @@ func (s *session) begin(cmd *chronusapi.SessionCommand) (*sessionRun, error) {
 	if cmd.Timeout > 0 {
 		r.timer = time.AfterFunc(cmd.Timeout, func() {
 			s.mu.Lock()
-			r.timedOut = s.run == r
+			r.timedOut = s.run == r && !r.finished
 			s.mu.Unlock()
 			s.interrupt(r)
 		})
 	}
 	// A shell that is gone is told by its exit, which ends the run.
 	_, _ = s.files.control.Write(append(strconv.AppendUint(nil, r.number, 10), '\n'))
-	return r, nil
+	return r, nil, nil
 }
 
 // finish ends the command under way, if it has this number; 0 is any.
 func (s *session) finish(number uint64, status int, shell *dsec.Outcome) {
 	s.mu.Lock()
 	r := s.run
-	if r == nil || number != 0 && r.number != number {
+	if r == nil || r.finished || number != 0 && r.number != number {
 		s.mu.Unlock()
 		return
 	}
 	timedOut := r.timedOut
-	s.run = nil
+	r.finished = true
 	s.mu.Unlock()
 
 	if r.timer != nil {
@@ -248,9 +260,13 @@ func (s *session) finish(number uint64, status int, shell *dsec.Outcome) {
 	p.limit = 0
 	r.end = p.spool.next
 	r.outcome = o
-	close(r.done)
 	p.changed.Broadcast()
 	p.mu.Unlock()
+	// Last, so that the next command finds nothing of this one.
+	s.mu.Lock()
+	s.run = nil
+	s.mu.Unlock()
+	close(r.done)
 }
 
 // statuses reads what the shell tells, until it closes its end: a command may

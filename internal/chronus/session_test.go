@@ -1,9 +1,10 @@
 package chronus
 
 import (
+	"context"
 	"os"
-	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -157,37 +158,6 @@ func TestSessionOutputLimit(t *testing.T) {
 	}
 }
 
-func TestSessionIsBusyWithOneCommand(t *testing.T) {
-	f := newFixture(t)
-	s := f.session(t)
-	fifo := filepath.Join(t.TempDir(), "fifo")
-	f.command(t, s, "mkfifo "+fifo)
-	st, err := f.RunCommand(t.Context(), chronusapi.SessionCommand{Session: s, Command: "echo up; cat " + fifo})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := st.Next(); err != nil {
-		t.Fatal(err)
-	}
-	_, err = f.RunCommand(t.Context(), chronusapi.SessionCommand{Session: s, Command: "true"})
-	wantError(t, err, dsec.CodeConflict, "session_id")
-	if list, err := f.Sessions(t.Context()); err != nil || len(list) != 1 || !list[0].Busy {
-		t.Errorf("got %+v, %v", list, err)
-	}
-	// The reader goes away; the command runs on, and then the session is free.
-	st.Close()
-	if err := os.WriteFile(fifo, []byte("data"), 0); err != nil {
-		t.Fatal(err)
-	}
-	eventually(t, "the session is free", func() bool {
-		list, err := f.Sessions(t.Context())
-		return err == nil && len(list) == 1 && !list[0].Busy
-	})
-	if r := f.command(t, s, "echo next"); r.stdout != "next\n" {
-		t.Errorf("got %+v", r)
-	}
-}
-
 func TestClosingASessionKillsAllItStarted(t *testing.T) {
 	f := newFixture(t)
 	s := f.session(t)
@@ -242,5 +212,36 @@ func BenchmarkExecTrue(b *testing.B) {
 	req := argv("/bin/true")
 	for b.Loop() {
 		f.run(b, req)
+	}
+}
+
+// A second command waits for the first, also where nobody reads that any more.
+func TestSessionCommandsWaitForEachOther(t *testing.T) {
+	f := newFixture(t)
+	s := f.session(t)
+	dir := t.TempDir()
+	if err := syscall.Mkfifo(dir+"/go", 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ctx, leave := context.WithCancel(t.Context())
+	first, err := f.RunCommand(ctx, chronusapi.SessionCommand{Session: s, Command: "cd " + dir + "; read x <go; A=$x"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if ev, err := first.Next(); err != nil || ev.Kind != chronusapi.EventStarted {
+		t.Fatal(ev, err)
+	}
+	if list, err := f.Sessions(t.Context()); err != nil || len(list) != 1 || !list[0].Busy {
+		t.Errorf("got %+v, %v", list, err)
+	}
+	leave()
+	_ = first.Close()
+	got := make(chan result, 1)
+	go func() { got <- f.command(t, s, "echo $A") }()
+	if err := os.WriteFile(dir+"/go", []byte("first\n"), 0); err != nil {
+		t.Fatal(err)
+	}
+	if r := <-got; r.stdout != "first\n" || r.outcome.Code != 0 {
+		t.Errorf("%+v, want the state that the first command left", r)
 	}
 }

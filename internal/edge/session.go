@@ -53,7 +53,7 @@ func sessionCommand(m *dsecv1.RunCommandRequest) (chronusapi.SessionCommand, err
 }
 
 // RunCommand runs one command in a session. Where the client goes away the
-// connection to chronus does too, which ends the command and not the session.
+// command runs on, as it does where this edge is restarted.
 func (x sessionService) RunCommand(ctx context.Context, req *connect.Request[dsecv1.RunCommandRequest], stream *connect.ServerStream[dsecv1.ProcessEvent]) error {
 	return x.e.with(ctx, req.Header(), req.Msg.SandboxId, func(c *call) error {
 		out := newSender(stream.Send)
