@@ -215,7 +215,8 @@ func (s *sandbox) kindOf(path string) (string, bool) {
 	case fs.Type == pidfs || strings.Contains(link, "[pidfd]"):
 		return "pidfd", true
 	case fs.Type == unix.CGROUP_SUPER_MAGIC || fs.Type == unix.CGROUP2_SUPER_MAGIC:
-		return "cgroup", true
+		// The runtime of a Go program follows its CPU limit.
+		return "cgroup", !strings.HasPrefix(filepath.Base(link), "cpu.")
 	case strings.HasPrefix(link, "anon_inode:"):
 		return link, true
 	case st.Mode&unix.S_IFMT == unix.S_IFCHR:

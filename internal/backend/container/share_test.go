@@ -49,7 +49,7 @@ func TestFillDisk(t *testing.T) {
 	if n := free - h.diskFree(); n > most+metadata {
 		t.Errorf("the store has %d bytes less, the limit is %d", n, limit)
 	}
-	if o := neighbour.sh("dd if=/dev/zero of=/mine bs=1M count=20 2>&1 && rm /mine"); o.Code != 0 {
+	if o := neighbour.sh("dd if=/dev/zero of=/mine bs=1M count=4 2>&1 && rm /mine"); o.Code != 0 {
 		t.Errorf("the neighbour cannot write: %s", o.out)
 	}
 	_ = s.client.Close()
