@@ -44,11 +44,14 @@ func (g *Group) setV2(l dsec.Limits) error {
 		{"memory.max", orMax(l.MemoryBytes)},
 		{"pids.max", orMax(l.Pids)},
 		{"cpu.max", quota + " " + strconv.FormatInt(cpuPeriod.Microseconds(), 10)},
-		{"cpu.weight", strconv.FormatInt(weight(shares(l.MilliCPU)), 10)},
 	} {
 		if err := writeAt(g.tree.v2, work+f.name, f.value); err != nil {
 			return err
 		}
+	}
+	// Sandboxes compete one level higher: there work is alone with chronus.
+	if err := writeAt(g.tree.v2, g.name+"/cpu.weight", strconv.FormatInt(weight(shares(l.MilliCPU)), 10)); err != nil {
+		return err
 	}
 	// A limit that swap stretches is none. The file is missing where the
 	// kernel has no swap accounting.
