@@ -19,7 +19,10 @@ import (
 	"github.com/opendsec/dsec"
 )
 
-const defaultConfigFile = "/etc/dsec/dsec.toml"
+const (
+	defaultConfigFile = "/etc/dsec/dsec.toml"
+	defaultDataDir    = "/var/lib/dsec" // as in dsec.toml
+)
 
 // defaultConfig is the manual and the defaults at once.
 //
@@ -210,8 +213,8 @@ func (c *ContainerConfig) validate() error {
 			return dsec.Invalid("container."+r.name, "is %d, want %d to %d", r.v, r.low, r.high)
 		}
 	}
-	if c.Cgroup == "" || strings.ContainsAny(c.Cgroup, "/.\x00") {
-		return dsec.Invalid("container.cgroup", "want one name")
+	if strings.ContainsAny(c.Cgroup, "/.\x00") {
+		return dsec.Invalid("container.cgroup", "want one name, or nothing")
 	}
 	switch c.DiskDriver {
 	case "", "project", "btrfs", "ext4", "tmpfs":

@@ -2,6 +2,8 @@ package main
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -34,7 +36,7 @@ func openContainer(cfg *Config, log *slog.Logger) (backend.Backend, error) {
 	return container.New(container.Config{
 		RunDir:   filepath.Join(cfg.RunDir, "container"),
 		Disk:     disk.Options{Dir: filepath.Join(cfg.DataDir, "volumes"), Driver: c.DiskDriver, ImageBytes: c.DiskImageBytes, Log: log},
-		Cgroup:   c.Cgroup,
+		Cgroup:   cfg.cgroup(),
 		Chronus:  chronus,
 		Warm:     int(c.Warm),
 		NetSlots: int(c.Ready),
@@ -42,6 +44,19 @@ func openContainer(cfg *Config, log *slog.Logger) (backend.Backend, error) {
 		Crash:    crash(),
 		Logger:   log,
 	})
+}
+
+// cgroup is the name of this server's cgroups: that of the configuration, or
+// one that no server with other data has.
+func (c *Config) cgroup() string {
+	switch {
+	case c.Container.Cgroup != "":
+		return c.Container.Cgroup
+	case c.DataDir == defaultDataDir:
+		return "dsec"
+	}
+	sum := sha256.Sum256([]byte(filepath.Clean(c.DataDir)))
+	return "dsec-" + hex.EncodeToString(sum[:4])
 }
 
 // runLauncher is the process that starts containers, started by the edge. It

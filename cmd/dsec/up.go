@@ -131,7 +131,7 @@ try in another terminal:
 	if url != "http://127.0.0.1:7321" {
 		_, _ = fmt.Fprintf(w, "  export DSEC_URL=%s\n", url)
 	}
-	if cfg.DataDir != "/var/lib/dsec" {
+	if cfg.DataDir != defaultDataDir {
 		_, _ = fmt.Fprintf(w, "  export DSEC_KEY_FILE=%s\n", cfg.adminKey())
 	}
 	if cfg.Edge.Backends[0] == "fake" {

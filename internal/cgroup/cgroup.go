@@ -64,11 +64,13 @@ type Options struct {
 	// Prepare, where set, is called with a descriptor of the v2 directory of each
 	// new group, before anything runs in it: to attach programs.
 	Prepare func(dir int) error
-	Log     *slog.Logger
+	// Exclusive makes Open fail with conflict where another process has the tree
+	// open so: each would sweep the other's groups.
+	Exclusive bool
+	Log       *slog.Logger
 }
 
-// Tree is the cgroups of one edge. Two Trees of one name must not exist at
-// once: each would sweep the other's groups.
+// Tree is the cgroups of one edge.
 type Tree struct {
 	opts   Options
 	layout Layout
@@ -136,6 +138,14 @@ func (t *Tree) makeRoots() error {
 	var err error
 	if t.v2, err = openDir(root); err != nil {
 		return err
+	}
+	if t.opts.Exclusive {
+		// The kernel drops the lock with the process, however that ends.
+		if err := unix.Flock(t.v2, unix.LOCK_EX|unix.LOCK_NB); err == unix.EWOULDBLOCK {
+			return dsec.Errorf(dsec.CodeConflict, "cgroup: another dsec uses the tree %q; give this one a container.cgroup of its own", t.opts.Name)
+		} else if err != nil {
+			return fmt.Errorf("cgroup: lock: %w", err)
+		}
 	}
 	if err := unix.Faccessat(t.v2, "cgroup.kill", unix.W_OK, 0); err != nil {
 		return dsec.Errorf(dsec.CodeUnsupported, "cgroup: cgroup.kill is missing, want Linux 5.14 or later")

@@ -389,3 +389,26 @@ func BenchmarkGroup(b *testing.B) {
 	step("usage", func() { _, _ = g.Usage() }, func() { acquire(); c, _ = g.AddCommandGroup() }, func() { _ = c.Close(); remove() })
 	step("remove", remove, func() { acquire(); c, _ = g.AddCommandGroup(); _ = c.Close() }, none)
 }
+
+func TestATreeHasOneOwner(t *testing.T) {
+	testutil.Require(t, testutil.Root)
+	first := openTree(t, 0)
+	name := first.opts.Name
+	open := func() (*Tree, error) { return Open(Options{Name: name, Exclusive: true}) }
+	owner, err := open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if other, err := open(); dsec.CodeOf(err) != dsec.CodeConflict {
+		if err == nil {
+			other.Close()
+		}
+		t.Errorf("a second owner: %v, want conflict", err)
+	}
+	owner.Close()
+	next, err := open()
+	if err != nil {
+		t.Fatalf("after the first one closed: %v", err)
+	}
+	next.Close()
+}

@@ -39,6 +39,7 @@ def serve(work: Path) -> Iterator[Server]:
         yield Server(url, _config.resolve(url).api_key)
         return
     environment = {k: v for k, v in os.environ.items() if not k.startswith("DSEC_")}
+    environment["DSEC_CONTAINER_DISK_IMAGE_BYTES"] = str(2 << 30)
     process = subprocess.Popen(
         [
             *(_binary(work), "up", "--backend", backend(), "--listen", "127.0.0.1:0"),
@@ -58,6 +59,7 @@ def serve(work: Path) -> Iterator[Server]:
         process.terminate()
         process.communicate(timeout=_STOP)
         _unmount(work)
+        shutil.rmtree(work / "data")  # pytest keeps its directories; the volumes' image is large
     if process.returncode != 0:
         raise RuntimeError(f"dsec up ended with {process.returncode}")
 

@@ -151,7 +151,7 @@ func New(config Config) (_ *Backend, err error) {
 	}
 	b.composer = &composer{ns: b.ns}
 	b.layers = newLayers(b.ns)
-	options := cgroup.Options{Name: config.Cgroup, Pool: config.Groups, Log: b.log}
+	options := cgroup.Options{Name: config.Cgroup, Exclusive: true, Pool: config.Groups, Log: b.log}
 	// A sandbox cannot make device nodes, and finds none but ours: the program
 	// stands behind that, where the kernel has such programs.
 	switch b.devices, err = confine.NewDevices(); {
