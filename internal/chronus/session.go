@@ -42,6 +42,7 @@ type sessionRun struct {
 	number   uint64
 	started  time.Time
 	from     uint64 // first byte of output
+	primary  bool   // its reader is the one that is waited for
 	oomStart int64
 	before   []int // processes that ran before it
 	timer    *time.Timer
@@ -162,8 +163,7 @@ func (c *Chronus) RunCommand(ctx context.Context, cmd chronusapi.SessionCommand,
 			}
 		}
 	}
-	primary := p.beginRead(r.from)
-	if primary {
+	if r.primary {
 		defer p.endRead()
 	}
 	p.addReader(1)
@@ -171,7 +171,7 @@ func (c *Chronus) RunCommand(ctx context.Context, cmd chronusapi.SessionCommand,
 	if err := sink(chronusapi.Event{Kind: chronusapi.EventStarted, Process: p.id, PID: p.getPID()}); err != nil {
 		return err
 	}
-	done, err := p.follow(ctx, r.from, sink, primary, func() (uint64, bool) { return r.end, r.outcome != nil })
+	done, err := p.follow(ctx, r.from, sink, r.primary, func() (uint64, bool) { return r.end, r.outcome != nil })
 	if err != nil || !done {
 		return err
 	}
@@ -187,9 +187,7 @@ func (s *session) begin(cmd *chronusapi.SessionCommand) (r, busy *sessionRun, er
 	}
 	p := s.p
 	r = &sessionRun{number: s.last + 1, started: time.Now(), done: make(chan struct{})}
-	if cmd.Timeout > 0 || cmd.OutputLimit > 0 {
-		r.before = p.descendants()
-	}
+	r.before = p.descendants()
 	if p.group != nil {
 		r.oomStart, _ = p.group.oomKills()
 	}
@@ -216,6 +214,7 @@ func (s *session) begin(cmd *chronusapi.SessionCommand) (r, busy *sessionRun, er
 			s.interrupt(r)
 		})
 	}
+	r.primary = p.beginRead(r.from) // before there is output
 	// A shell that is gone is told by its exit, which ends the run.
 	_, _ = s.files.control.Write(append(strconv.AppendUint(nil, r.number, 10), '\n'))
 	return r, nil, nil
@@ -354,6 +353,25 @@ func (c *Chronus) Sessions(context.Context) ([]chronusapi.Session, error) {
 	}
 	slices.SortFunc(list, func(a, b chronusapi.Session) int { return int(int64(a.Process) - int64(b.Process)) })
 	return list, nil
+}
+
+// Interrupt implements chronusapi.Handler.
+func (c *Chronus) Interrupt(_ context.Context, id string) error {
+	s, err := c.lookupSession(id)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	r := s.run
+	if r != nil && r.finished {
+		r = nil
+	}
+	s.mu.Unlock()
+	if r == nil {
+		return &dsec.Error{Code: dsec.CodeConflict, Field: "session_id", Message: "session " + strconv.Quote(id) + " runs no command"}
+	}
+	go s.interrupt(r)
+	return nil
 }
 
 // CloseSession implements chronusapi.Handler. It returns once the shell is gone.

@@ -144,6 +144,36 @@ func TestSessionTimeoutKillsTheCommandOnly(t *testing.T) {
 	})
 }
 
+func TestInterruptKillsTheCommandOnly(t *testing.T) {
+	shells(t, func(t *testing.T, f *fixture, s string) {
+		f.command(t, s, "A=kept; sleep 1000 & job=$!")
+		wantError(t, f.Interrupt(t.Context(), s), dsec.CodeConflict, "session_id")
+		wantError(t, f.Interrupt(t.Context(), "s99"), dsec.CodeNotFound, "session_id")
+		st, err := f.RunCommand(t.Context(), chronusapi.SessionCommand{Session: s, Command: "echo partial; sleep 1000"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var text string
+		for text != "partial\n" {
+			ev, err := st.Next()
+			if err != nil {
+				t.Fatal(err)
+			}
+			text += string(ev.Data)
+		}
+		if err := f.Interrupt(t.Context(), s); err != nil {
+			t.Fatal(err)
+		}
+		r, _ := drainEvents(st)
+		if r.outcome.Code != 128+9 || r.outcome.TimedOut || !r.outcome.Claimed {
+			t.Errorf("got %+v", r.outcome)
+		}
+		if r := f.command(t, s, "echo $A; kill -0 $job && echo job"); r.stdout != "kept\njob\n" {
+			t.Errorf("after the interrupt: %+v", r)
+		}
+	})
+}
+
 func TestSessionOutputLimit(t *testing.T) {
 	f := newFixture(t)
 	s := f.session(t)

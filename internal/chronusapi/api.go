@@ -190,9 +190,9 @@ type Info struct {
 // the reader is slow; an error means that the reader is gone.
 type Sink func(Event) error
 
-// Handler serves the calls of one sandbox. internal/chronus is the real one;
-// the fake backend has one in memory. Errors are *dsec.Error, and anything
-// else counts as internal. A canceled ctx means that the connection is gone.
+// Handler serves the calls of one sandbox but those for files, which are
+// FileHandler's. Errors are *dsec.Error, and anything else counts as internal. A
+// canceled ctx means that the connection is gone.
 type Handler interface {
 	Info(ctx context.Context) (Info, error)
 
@@ -208,8 +208,19 @@ type Handler interface {
 	OpenSession(ctx context.Context, req SessionRequest) (Session, error)
 	RunCommand(ctx context.Context, cmd SessionCommand, sink Sink) error
 	Sessions(ctx context.Context) ([]Session, error)
+	// Interrupt kills what the command under way in a session started, as its
+	// timeout does, again and again until the shell comes back; a shell that does
+	// not is killed with its session. It does not wait for that: the command's
+	// stream tells how it ended, with Signal 9 or what its shell makes of that. A
+	// session that runs no command is a conflict.
+	Interrupt(ctx context.Context, session string) error
 	CloseSession(ctx context.Context, id string) error
+}
 
+// FileHandler serves the calls for files. In a container another process does
+// so than the one that serves the rest, and a connection stays with the one
+// that served its first call; so a Client keeps connections of either kind.
+type FileHandler interface {
 	Stat(ctx context.Context, path string, follow bool) (FileInfo, error)
 	// ListDir returns at most limit entries after the name `after`, sorted by bytes.
 	ListDir(ctx context.Context, path, after string, limit int) (entries []FileInfo, more bool, err error)

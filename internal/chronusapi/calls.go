@@ -130,12 +130,23 @@ func (c *Client) Sessions(ctx context.Context) (list []Session, err error) {
 	return list, nil
 }
 
+// Interrupt kills what the command under way in a session started, as its
+// timeout does. The command's stream tells how it ended.
+func (c *Client) Interrupt(ctx context.Context, session string) error {
+	return c.onSession(ctx, callInterrupt, session)
+}
+
 // CloseSession ends a session's shell and everything that it started.
 func (c *Client) CloseSession(ctx context.Context, id string) error {
+	return c.onSession(ctx, callCloseSession, id)
+}
+
+// onSession makes a call that has nothing but the ID of a session.
+func (c *Client) onSession(ctx context.Context, typ uint8, id string) error {
 	if id == "" || len(id) > maxSessionID {
 		return dsec.Errorf(dsec.CodeNotFound, "no session %.64q", id)
 	}
 	var e enc
 	e.str(id)
-	return c.simple(ctx, callCloseSession, e.b, dsec.CodeOutcomeUnknown, nil)
+	return c.simple(ctx, typ, e.b, dsec.CodeOutcomeUnknown, nil)
 }

@@ -5,17 +5,26 @@ import (
 	"errors"
 	"io"
 	"net"
+	"slices"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/opendsec/dsec"
 )
 
-const maxIdle = 2
+// Limits of the connections that a Client keeps.
+const (
+	maxIdleCalls = 2
+	maxIdleFiles = 2
+	// The other side closes a connection for files after 10 s without a call.
+	// Well before that it is not used any more, so that no call meets its end.
+	maxIdleTime = 5 * time.Second
+)
 
 // Client makes calls to one chronus. It dials as needed and keeps at most two
-// idle connections. It is safe for concurrent use; each call has a connection
-// of its own.
+// idle connections for files, and two for other calls. It is safe for
+// concurrent use; each call has a connection of its own.
 //
 // Every error is a *dsec.Error, or that of the call's context where it was
 // canceled. Code unavailable means that nothing was done, or that a stream
@@ -26,7 +35,8 @@ type Client struct {
 	dial func(context.Context) (net.Conn, error)
 
 	mu     sync.Mutex
-	idle   []*conn
+	calls  []*conn // idle, oldest first
+	files  []*conn // idle, for FileHandler's calls
 	closed bool
 }
 
@@ -41,26 +51,47 @@ func (c *Client) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.closed = true
-	for _, cn := range c.idle {
-		cn.nc.Close()
+	for _, list := range [][]*conn{c.calls, c.files} {
+		for _, cn := range list {
+			cn.nc.Close()
+		}
 	}
-	c.idle = nil
+	c.calls, c.files = nil, nil
 	return nil
 }
 
+// pool is where connections for calls of this type wait, and how many may.
+// The caller holds c.mu.
+func (c *Client) pool(typ uint8) (list *[]*conn, limit int) {
+	if isFileCall(typ) {
+		return &c.files, maxIdleFiles
+	}
+	return &c.calls, maxIdleCalls
+}
+
+// takeIdle returns the connection that was idle for the shortest time, or nil.
+func (c *Client) takeIdle(typ uint8) *conn {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	list, _ := c.pool(typ)
+	n := len(*list)
+	if n == 0 {
+		return nil
+	}
+	cn := (*list)[n-1]
+	(*list)[n-1] = nil
+	*list = (*list)[:n-1]
+	return cn
+}
+
 // take returns an idle connection that still looks alive, or a new one.
-func (c *Client) take(ctx context.Context) (cn *conn, reused bool, err error) {
+func (c *Client) take(ctx context.Context, typ uint8) (cn *conn, reused bool, err error) {
 	for {
-		c.mu.Lock()
-		n := len(c.idle)
-		if n == 0 {
-			c.mu.Unlock()
+		cn := c.takeIdle(typ)
+		if cn == nil {
 			break
 		}
-		cn := c.idle[n-1]
-		c.idle = c.idle[:n-1]
-		c.mu.Unlock()
-		if cn.r.Buffered() == 0 && quiet(cn.nc) {
+		if (!isFileCall(typ) || time.Since(cn.idleSince) < maxIdleTime) && cn.r.Buffered() == 0 && quiet(cn.nc) {
 			return cn, true, nil
 		}
 		cn.nc.Close()
@@ -81,11 +112,18 @@ func (c *Client) take(ctx context.Context) (cn *conn, reused bool, err error) {
 	return cn, false, nil
 }
 
-func (c *Client) put(cn *conn) {
+// put keeps a connection for the next call, in place of the one that was idle
+// for the longest time if there are enough.
+func (c *Client) put(typ uint8, cn *conn) {
+	cn.idleSince = time.Now()
 	c.mu.Lock()
-	if !c.closed && len(c.idle) < maxIdle {
-		c.idle = append(c.idle, cn)
-		cn = nil
+	if !c.closed {
+		list, limit := c.pool(typ)
+		*list = append(*list, cn)
+		if cn = nil; len(*list) > limit {
+			cn = (*list)[0]
+			*list = slices.Delete(*list, 0, 1)
+		}
 	}
 	c.mu.Unlock()
 	if cn != nil {
@@ -117,6 +155,7 @@ func quiet(nc net.Conn) bool {
 // call is one call under way. It owns its connection until end.
 type call struct {
 	c    *Client
+	typ  uint8
 	cn   *conn
 	ctx  context.Context
 	stop func() bool
@@ -132,11 +171,11 @@ func (c *Client) begin(ctx context.Context, typ uint8, payload []byte, lost dsec
 		return nil, dsec.Invalid("command", "want at most %d bytes in all", maxMessage)
 	}
 	for first := true; ; first = false {
-		cn, reused, err := c.take(ctx)
+		cn, reused, err := c.take(ctx, typ)
 		if err != nil {
 			return nil, err
 		}
-		k := &call{c: c, cn: cn, ctx: ctx, lost: lost}
+		k := &call{c: c, typ: typ, cn: cn, ctx: ctx, lost: lost}
 		k.stop = context.AfterFunc(ctx, func() { cn.nc.Close() })
 		cn.put(typ, payload)
 		if err = cn.flush(); err == nil {
@@ -160,7 +199,7 @@ func (k *call) end(clean bool) {
 			k.cn.nc.Close() // ctx ended, or an answer is outstanding
 			return
 		}
-		k.c.put(k.cn)
+		k.c.put(k.typ, k.cn)
 	})
 }
 

@@ -23,6 +23,7 @@ import (
 // stub is a handler whose calls are set one by one; the others panic.
 type stub struct {
 	Handler
+	FileHandler
 	// mu orders a test's changes before the calls that follow; the race
 	// detector does not see that a message with descriptors does so.
 	mu         sync.Mutex
@@ -33,6 +34,7 @@ type stub struct {
 	list       func() ([]FileInfo, bool, error)
 	read       func(ctx context.Context, w io.Writer) error
 	write      func(req WriteRequest, r io.Reader) (int64, error)
+	interrupt  func(session string) error
 	setup      func(req SetupRequest) error
 	group      func(g Group) error
 }
@@ -45,6 +47,7 @@ func (s *stub) Processes(context.Context) ([]Process, error) { return locked(s, 
 func (s *stub) WriteStdin(ctx context.Context, _ uint64, data []byte, eof bool) (int, error) {
 	return locked(s, &s.writeStdin)(ctx, data, eof)
 }
+func (s *stub) Interrupt(_ context.Context, id string) error { return locked(s, &s.interrupt)(id) }
 func (s *stub) Stat(_ context.Context, path string, _ bool) (FileInfo, error) {
 	return locked(s, &s.stat)(path)
 }
@@ -301,11 +304,148 @@ func TestReadAndWriteStream(t *testing.T) {
 	if _, err = c.Write(t.Context(), WriteRequest{Path: "/f"}, endless{}); err == nil || dsec.CodeOf(err) != dsec.CodeExhausted {
 		t.Fatalf("got %v, want exhausted", err)
 	}
-	if _, err := c.Info(t.Context()); err != nil {
+	set(h, &h.stat, func(string) (FileInfo, error) { return FileInfo{Name: "f"}, nil })
+	if _, err := c.Stat(t.Context(), "/f", false); err != nil {
 		t.Fatal(err)
 	}
 	if n := dials.Load(); n != 1 {
 		t.Errorf("%d connections, want 1", n)
+	}
+}
+
+// Calls for files and others are served by two processes, and no connection
+// changes sides.
+func TestFileCallsHaveConnectionsOfTheirOwn(t *testing.T) {
+	h := &stub{stat: func(string) (FileInfo, error) { return FileInfo{}, nil }}
+	c, dials := serve(t, h)
+	for range 3 {
+		if _, err := c.Info(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Stat(t.Context(), "/f", false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := dials.Load(); n != 2 {
+		t.Errorf("%d connections, want one for files and one for the rest", n)
+	}
+}
+
+// No call is sent on a connection that the other side is about to close.
+func TestAnOldConnectionForFilesIsNotUsed(t *testing.T) {
+	c, dials := serve(t, &stub{stat: func(string) (FileInfo, error) { return FileInfo{}, nil }})
+	for i := range 2 {
+		if _, err := c.Stat(t.Context(), "/f", false); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Info(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if n := dials.Load(); int(n) != 2+i {
+			t.Errorf("%d connections after round %d", n, i)
+		}
+		c.mu.Lock()
+		c.files[0].idleSince = c.files[0].idleSince.Add(-maxIdleTime)
+		c.calls[0].idleSince = c.calls[0].idleSince.Add(-maxIdleTime)
+		c.mu.Unlock()
+	}
+}
+
+func TestInterruptNamesItsSession(t *testing.T) {
+	want := dsec.Errorf(dsec.CodeConflict, "idle")
+	c, _ := serve(t, &stub{interrupt: func(id string) error {
+		if id == "s7" {
+			return nil
+		}
+		return want
+	}})
+	if err := c.Interrupt(t.Context(), "s7"); err != nil {
+		t.Error(err)
+	}
+	if err := c.Interrupt(t.Context(), "s8"); dsec.CodeOf(err) != dsec.CodeConflict {
+		t.Errorf("got %v", err)
+	}
+	if err := c.Interrupt(t.Context(), ""); dsec.CodeOf(err) != dsec.CodeNotFound {
+		t.Errorf("got %v", err)
+	}
+}
+
+// handOver serves a socket pair as another process would that was given the
+// first bytes of the connection.
+func handOver(t *testing.T, h FileHandler, idle time.Duration) (c net.Conn, ended <-chan error) {
+	t.Helper()
+	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	c, err = net.Dial("unix", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	nc, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	var first [headerLen]byte
+	go func() {
+		var p [len(preface)]byte
+		if _, err := io.ReadFull(nc, p[:]); err != nil {
+			done <- err
+			return
+		}
+		n, err := nc.Read(first[:])
+		if err != nil {
+			done <- err
+			return
+		}
+		done <- ServeFiles(t.Context(), nc, first[:n], h, idle)
+	}()
+	return c, done
+}
+
+func TestHandedOverConnectionServesFilesOnly(t *testing.T) {
+	content := bytes.Repeat([]byte("x"), 300_000)
+	h := &stub{
+		stat: func(string) (FileInfo, error) { return FileInfo{Name: "f", Type: "file"}, nil },
+		write: func(_ WriteRequest, r io.Reader) (int64, error) {
+			got, err := io.ReadAll(r)
+			if !bytes.Equal(got, content) {
+				return 0, dsec.Errorf(dsec.CodeInternal, "another content")
+			}
+			return int64(len(got)), err
+		},
+	}
+	nc, ended := handOver(t, h, time.Hour)
+	c := NewClient(func(context.Context) (net.Conn, error) { return nc, nil })
+	for range 2 {
+		if n, err := c.Write(t.Context(), WriteRequest{Path: "/f"}, bytes.NewReader(content)); err != nil || n != int64(len(content)) {
+			t.Fatal(n, err)
+		}
+		if f, err := c.Stat(t.Context(), "/f", false); err != nil || f.Name != "f" {
+			t.Fatal(f, err)
+		}
+	}
+	// The client keeps apart what this does by hand.
+	cn := c.takeIdle(callStat)
+	cn.put(callInfo, nil)
+	if err := cn.flush(); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-ended; err != errMalformed {
+		t.Errorf("a call that is not for files: %v", err)
+	}
+}
+
+func TestHandedOverConnectionEndsWhenIdle(t *testing.T) {
+	nc, ended := handOver(t, &stub{stat: func(string) (FileInfo, error) { return FileInfo{}, nil }}, time.Millisecond)
+	c := NewClient(func(context.Context) (net.Conn, error) { return nc, nil })
+	if _, err := c.Stat(t.Context(), "/f", false); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-ended; err != nil {
+		t.Errorf("got %v", err)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"time"
 )
 
 // A frame is one byte of type, four of length, and the payload. A message is
@@ -42,6 +43,7 @@ const (
 	callUpload
 	callSetup
 	callAddGroup
+	callInterrupt
 
 	frameResult uint8 = 0x80 // last of a call: it worked
 	frameError  uint8 = 0x81 // last of a call: it did not
@@ -66,6 +68,8 @@ type conn struct {
 
 	in  []byte // payload of the last message read; valid until the next
 	out []byte // frames not yet written
+
+	idleSince time.Time // of a client's, in its pool
 }
 
 func newConn(nc net.Conn, rights bool) *conn {

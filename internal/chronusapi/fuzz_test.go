@@ -27,7 +27,10 @@ func (s *scripted) Close() error                    { return nil }
 func (s *scripted) SetReadDeadline(time.Time) error { return nil }
 
 // quietHandler answers everything, and reads all data.
-type quietHandler struct{ Handler }
+type quietHandler struct {
+	Handler
+	FileHandler
+}
 
 func (quietHandler) Info(context.Context) (Info, error) { return Info{}, nil }
 func (quietHandler) Start(_ context.Context, req StartRequest, sink Sink) error {
@@ -44,6 +47,7 @@ func (quietHandler) Resize(context.Context, uint64, WindowSize) error           
 func (quietHandler) RunCommand(context.Context, SessionCommand, Sink) error      { return nil }
 func (quietHandler) Sessions(context.Context) ([]Session, error)                 { return nil, nil }
 func (quietHandler) CloseSession(context.Context, string) error                  { return nil }
+func (quietHandler) Interrupt(context.Context, string) error                     { return nil }
 func (quietHandler) Stat(context.Context, string, bool) (FileInfo, error)        { return FileInfo{}, nil }
 func (quietHandler) Mkdir(context.Context, string, uint32, bool) error           { return nil }
 func (quietHandler) Rename(context.Context, string, string) error                { return nil }

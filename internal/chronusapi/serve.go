@@ -18,6 +18,9 @@ func (s *server) serve(ctx context.Context, call uint8, d *dec) error {
 			return s.answer(err, nil)
 		}
 	}
+	if isFileCall(call) {
+		return s.serveFile(ctx, call, d)
+	}
 	switch call {
 	case callInfo:
 		if !d.ok() {
@@ -27,12 +30,8 @@ func (s *server) serve(ctx context.Context, call uint8, d *dec) error {
 		return s.answer(err, func(e *enc) { e.info(&info) })
 	case callStart, callAttach, callProcesses, callSignal, callWriteStdin, callResize:
 		return s.serveProcess(ctx, call, d)
-	case callOpenSession, callRunCommand, callSessions, callCloseSession:
+	case callOpenSession, callRunCommand, callSessions, callCloseSession, callInterrupt:
 		return s.serveSession(ctx, call, d)
-	case callStat, callListDir, callMkdir, callRename, callRemove:
-		return s.serveTree(ctx, call, d)
-	case callRead, callWrite, callDownload, callUpload:
-		return s.serveContent(ctx, call, d)
 	case callSetup, callAddGroup:
 		return s.serveSetup(ctx, call, d)
 	}
@@ -137,131 +136,15 @@ func (s *server) serveSession(ctx context.Context, call uint8, d *dec) error {
 				e.session(&list[i])
 			}
 		})
-	case callCloseSession:
+	case callCloseSession, callInterrupt:
 		id := d.str(maxSessionID)
 		if !d.ok() {
 			return errMalformed
 		}
+		if call == callInterrupt {
+			return s.answer(s.h.Interrupt(ctx, id), nil)
+		}
 		return s.answer(s.h.CloseSession(ctx, id), nil)
-	}
-	return errMalformed
-}
-
-func (s *server) serveTree(ctx context.Context, call uint8, d *dec) error {
-	path := d.str(MaxPath)
-	err := checkPath("path", path)
-	switch call {
-	case callStat:
-		follow := d.bool()
-		if !d.ok() {
-			return errMalformed
-		}
-		var f FileInfo
-		if err == nil {
-			f, err = s.h.Stat(ctx, path, follow)
-		}
-		return s.answer(err, func(e *enc) { e.fileInfo(&f) })
-	case callListDir:
-		after, limit := d.str(MaxPath), int(d.u32())
-		if !d.ok() || limit > MaxList {
-			return errMalformed
-		}
-		var list []FileInfo
-		var more bool
-		if err == nil {
-			if ended := s.watched(ctx, func(ctx context.Context) { list, more, err = s.h.ListDir(ctx, path, after, limit) }); ended != nil {
-				return ended
-			}
-		}
-		return s.answer(err, func(e *enc) {
-			e.bool(more)
-			e.u32(uint32(len(list)))
-			for i := range list {
-				e.fileInfo(&list[i])
-			}
-		})
-	case callMkdir:
-		mode, parents := d.u32(), d.bool()
-		if !d.ok() {
-			return errMalformed
-		}
-		if err == nil {
-			err = s.h.Mkdir(ctx, path, mode, parents)
-		}
-		return s.answer(err, nil)
-	case callRename:
-		to := d.str(MaxPath)
-		if !d.ok() {
-			return errMalformed
-		}
-		if err == nil {
-			err = checkPath("to", to)
-		}
-		if err == nil {
-			err = s.h.Rename(ctx, path, to)
-		}
-		return s.answer(err, nil)
-	case callRemove:
-		recursive := d.bool()
-		if !d.ok() {
-			return errMalformed
-		}
-		if err == nil {
-			if ended := s.watched(ctx, func(ctx context.Context) { err = s.h.Remove(ctx, path, recursive) }); ended != nil {
-				return ended
-			}
-		}
-		return s.answer(err, nil)
-	}
-	return errMalformed
-}
-
-func (s *server) serveContent(ctx context.Context, call uint8, d *dec) error {
-	switch call {
-	case callRead:
-		path, offset, length := d.str(MaxPath), d.i64(), d.i64()
-		if !d.ok() {
-			return errMalformed
-		}
-		if err := checkRange(path, offset, length); err != nil {
-			return s.answer(err, nil)
-		}
-		return s.send(ctx, func(ctx context.Context, w io.Writer) error { return s.h.Read(ctx, path, offset, length, w) })
-	case callDownload:
-		path := d.str(MaxPath)
-		if !d.ok() {
-			return errMalformed
-		}
-		if err := checkPath("path", path); err != nil {
-			return s.answer(err, nil)
-		}
-		return s.send(ctx, func(ctx context.Context, w io.Writer) error { return s.h.Download(ctx, path, w) })
-	case callWrite:
-		req := d.writeRequest()
-		if !d.ok() {
-			return errMalformed
-		}
-		var size int64
-		return s.receive(func(r io.Reader) error {
-			err := req.Validate()
-			if err == nil {
-				size, err = s.h.Write(ctx, req, r)
-			}
-			return err
-		}, func(e *enc) { e.i64(size) })
-	case callUpload:
-		req := d.uploadRequest()
-		if !d.ok() {
-			return errMalformed
-		}
-		var res UploadResult
-		return s.receive(func(r io.Reader) error {
-			err := req.Validate()
-			if err == nil {
-				res, err = s.h.Upload(ctx, req, r)
-			}
-			return err
-		}, func(e *enc) { e.i64(res.Entries); e.i64(res.Bytes) })
 	}
 	return errMalformed
 }

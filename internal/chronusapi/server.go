@@ -19,9 +19,12 @@ import (
 // two calls.
 //
 // The context of a call is canceled when its connection is gone.
+//
+// Calls for files are served where h is a FileHandler too.
 func Serve(ctx context.Context, nc net.Conn, h Handler) error {
 	setup, _ := h.(SetupHandler)
-	s := &server{conn: newConn(nc, setup != nil), h: h, setup: setup}
+	files, _ := h.(FileHandler)
+	s := &server{conn: newConn(nc, setup != nil), h: h, setup: setup, files: files}
 	defer s.close()
 	stop := context.AfterFunc(ctx, func() { nc.Close() })
 	defer stop()
@@ -46,10 +49,47 @@ func ignoreEOF(err error) error {
 	return err
 }
 
+// ServeFiles serves a connection that another process has begun to read: first
+// is what it read after the preface. It serves calls for files alone, and any
+// other is a malformed message. It ends as Serve does, and, with a nil error,
+// when no call came for idle.
+func ServeFiles(ctx context.Context, nc net.Conn, first []byte, h FileHandler, idle time.Duration) error {
+	s := &server{conn: newConn(nc, false), files: h}
+	s.r.Reset(io.MultiReader(bytes.NewReader(first), nc))
+	defer s.close()
+	stop := context.AfterFunc(ctx, func() { nc.Close() })
+	defer stop()
+	for {
+		if err := nc.SetReadDeadline(time.Now().Add(idle)); err != nil {
+			return err
+		}
+		if _, err := s.r.Peek(1); err != nil {
+			if errors.Is(err, os.ErrDeadlineExceeded) {
+				return nil
+			}
+			return ignoreEOF(err)
+		}
+		if err := nc.SetReadDeadline(time.Time{}); err != nil {
+			return err
+		}
+		typ, payload, err := s.read()
+		if err != nil {
+			return ignoreEOF(err)
+		}
+		if !isFileCall(typ) {
+			return errMalformed
+		}
+		if err := s.serveFile(ctx, typ, &dec{b: payload}); err != nil {
+			return err
+		}
+	}
+}
+
 type server struct {
 	*conn
 	h     Handler
 	setup SetupHandler // nil where descriptors are not accepted
+	files FileHandler  // nil where files are not served
 }
 
 func (s *server) close() {

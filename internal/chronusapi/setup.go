@@ -285,7 +285,7 @@ func (c *Client) sendRights(ctx context.Context, typ uint8, payload []byte, fds 
 	if len(payload) > MaxFrame {
 		return dsec.Errorf(dsec.CodeInternal, "chronus setup: %d bytes in a request", len(payload))
 	}
-	cn, _, err := c.take(ctx)
+	cn, _, err := c.take(ctx, typ)
 	if err != nil {
 		return err
 	}
@@ -294,7 +294,7 @@ func (c *Client) sendRights(ctx context.Context, typ uint8, payload []byte, fds 
 		cn.nc.Close()
 		return dsec.Errorf(dsec.CodeInternal, "chronus setup: want a Unix connection, got %T", cn.nc)
 	}
-	k := &call{c: c, cn: cn, ctx: ctx, lost: dsec.CodeOutcomeUnknown}
+	k := &call{c: c, typ: typ, cn: cn, ctx: ctx, lost: dsec.CodeOutcomeUnknown}
 	k.stop = context.AfterFunc(ctx, func() { uc.Close() })
 	cn.put(typ, payload)
 	n, _, err := uc.WriteMsgUnix(cn.out, syscall.UnixRights(fds...), nil)

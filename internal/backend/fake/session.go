@@ -19,7 +19,7 @@ type session struct {
 	turn  chan struct{} // holds one token while no command runs
 
 	mu      sync.Mutex
-	current *process
+	current *process // the last command, to which its background jobs belong
 	over    chan struct{}
 }
 
@@ -159,6 +159,21 @@ func (c *chronus) Sessions(context.Context) ([]chronusapi.Session, error) {
 	}
 	sort.Slice(list, func(i, j int) bool { return list[i].Process < list[j].Process })
 	return list, nil
+}
+
+// Interrupt implements chronusapi.Handler.
+func (c *chronus) Interrupt(_ context.Context, id string) error {
+	s, err := c.session(id)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.current == nil || len(s.turn) > 0 {
+		return &dsec.Error{Code: dsec.CodeConflict, Field: "session_id", Message: fmt.Sprintf("session %q runs no command", id)}
+	}
+	s.current.kill(sigKill, true)
+	return nil
 }
 
 // CloseSession implements chronusapi.Handler.
