@@ -1,0 +1,197 @@
+package chronusapi
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/opendsec/dsec"
+)
+
+func TestReadAndWriteStream(t *testing.T) {
+	content := bytes.Repeat([]byte("0123456789abcdef"), 20000)
+	h := &stub{}
+	c, dials := serve(t, h)
+	set(h, &h.read, func(_ context.Context, w io.Writer) error {
+		_, err := w.Write(content)
+		return err
+	})
+	r, err := c.Read(t.Context(), "/f", 0, -1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := io.ReadAll(r); err != nil || !bytes.Equal(got, content) {
+		t.Fatalf("read %d bytes, %v", len(got), err)
+	}
+	r.Close()
+
+	var got []byte
+	set(h, &h.write, func(_ WriteRequest, r io.Reader) (int64, error) {
+		var err error
+		got, err = io.ReadAll(r)
+		return int64(len(got)), err
+	})
+	size, err := c.Write(t.Context(), WriteRequest{Path: "/f"}, bytes.NewReader(content))
+	if err != nil || size != int64(len(content)) || !bytes.Equal(got, content) {
+		t.Fatalf("wrote %d: %v", size, err)
+	}
+
+	// A source that fails is told apart from one that ends.
+	srcErr := errors.New("source broke")
+	var seen error
+	set(h, &h.write, func(_ WriteRequest, r io.Reader) (int64, error) {
+		_, seen = io.Copy(io.Discard, r)
+		return 0, seen
+	})
+	_, err = c.Write(t.Context(), WriteRequest{Path: "/f"}, io.MultiReader(bytes.NewReader(content), &failing{srcErr}))
+	if err != srcErr || seen == nil {
+		t.Fatalf("got %v, handler saw %v", err, seen)
+	}
+
+	// An early answer stops the sender, who may have an endless source.
+	full := dsec.Errorf(dsec.CodeExhausted, "disk full")
+	set(h, &h.write, func(_ WriteRequest, r io.Reader) (int64, error) {
+		_, _ = io.CopyN(io.Discard, r, 100_000)
+		return 0, full
+	})
+	if _, err = c.Write(t.Context(), WriteRequest{Path: "/f"}, endless{}); err == nil || dsec.CodeOf(err) != dsec.CodeExhausted {
+		t.Fatalf("got %v, want exhausted", err)
+	}
+	set(h, &h.stat, func(string) (FileInfo, error) { return FileInfo{Name: "f"}, nil })
+	if _, err := c.Stat(t.Context(), "/f", false); err != nil {
+		t.Fatal(err)
+	}
+	if n := dials.Load(); n != 1 {
+		t.Errorf("%d connections, want 1", n)
+	}
+}
+
+// Calls for files and others are served by two processes, and no connection
+// changes sides.
+func TestFileCallsHaveConnectionsOfTheirOwn(t *testing.T) {
+	h := &stub{stat: func(string) (FileInfo, error) { return FileInfo{}, nil }}
+	c, dials := serve(t, h)
+	for range 3 {
+		if _, err := c.Info(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Stat(t.Context(), "/f", false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := dials.Load(); n != 2 {
+		t.Errorf("%d connections, want one for files and one for the rest", n)
+	}
+}
+
+// No call is sent on a connection that the other side is about to close.
+func TestAnOldConnectionForFilesIsNotUsed(t *testing.T) {
+	c, dials := serve(t, &stub{stat: func(string) (FileInfo, error) { return FileInfo{}, nil }})
+	for i := range 2 {
+		if _, err := c.Stat(t.Context(), "/f", false); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Info(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if n := dials.Load(); int(n) != 2+i {
+			t.Errorf("%d connections after round %d", n, i)
+		}
+		c.mu.Lock()
+		c.files[0].idleSince = c.files[0].idleSince.Add(-maxIdleTime)
+		c.calls[0].idleSince = c.calls[0].idleSince.Add(-maxIdleTime)
+		c.mu.Unlock()
+	}
+}
+
+// handOver serves a socket pair as another process would that was given the
+// first bytes of the connection.
+func handOver(t *testing.T, h FileHandler, idle time.Duration) (c net.Conn, ended <-chan error) {
+	t.Helper()
+	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	c, err = net.Dial("unix", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	nc, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	var first [headerLen]byte
+	go func() {
+		var p [len(preface)]byte
+		if _, err := io.ReadFull(nc, p[:]); err != nil {
+			done <- err
+			return
+		}
+		n, err := nc.Read(first[:])
+		if err != nil {
+			done <- err
+			return
+		}
+		done <- ServeFiles(t.Context(), nc, first[:n], h, idle)
+	}()
+	return c, done
+}
+
+func TestHandedOverConnectionServesFilesOnly(t *testing.T) {
+	content := bytes.Repeat([]byte("x"), 300_000)
+	h := &stub{
+		stat: func(string) (FileInfo, error) { return FileInfo{Name: "f", Type: "file"}, nil },
+		write: func(_ WriteRequest, r io.Reader) (int64, error) {
+			got, err := io.ReadAll(r)
+			if !bytes.Equal(got, content) {
+				return 0, dsec.Errorf(dsec.CodeInternal, "another content")
+			}
+			return int64(len(got)), err
+		},
+	}
+	nc, ended := handOver(t, h, time.Hour)
+	c := NewClient(func(context.Context) (net.Conn, error) { return nc, nil })
+	for range 2 {
+		if n, err := c.Write(t.Context(), WriteRequest{Path: "/f"}, bytes.NewReader(content)); err != nil || n != int64(len(content)) {
+			t.Fatal(n, err)
+		}
+		if f, err := c.Stat(t.Context(), "/f", false); err != nil || f.Name != "f" {
+			t.Fatal(f, err)
+		}
+	}
+	// The client keeps apart what this does by hand.
+	cn := c.takeIdle(callStat)
+	cn.put(callInfo, nil)
+	if err := cn.flush(); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-ended; err != errMalformed {
+		t.Errorf("a call that is not for files: %v", err)
+	}
+}
+
+func TestHandedOverConnectionEndsWhenIdle(t *testing.T) {
+	nc, ended := handOver(t, &stub{stat: func(string) (FileInfo, error) { return FileInfo{}, nil }}, time.Millisecond)
+	c := NewClient(func(context.Context) (net.Conn, error) { return nc, nil })
+	if _, err := c.Stat(t.Context(), "/f", false); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-ended; err != nil {
+		t.Errorf("got %v", err)
+	}
+}
+
+type failing struct{ err error }
+
+func (f *failing) Read([]byte) (int, error) { return 0, f.err }
+
+type endless struct{}
+
+func (endless) Read(p []byte) (int, error) { return len(p), nil }
