@@ -34,9 +34,9 @@ func openContainer(cfg *Config, log *slog.Logger) (backend.Backend, error) {
 	}
 	c := cfg.Container
 	return container.New(container.Config{
-		RunDir:   filepath.Join(cfg.RunDir, "container"),
-		Disk:     disk.Options{Dir: filepath.Join(cfg.DataDir, "volumes"), Driver: c.DiskDriver, ImageBytes: c.DiskImageBytes, Log: log},
-		Cgroup:   cfg.cgroup(),
+		RunDir: filepath.Join(cfg.RunDir, "container"),
+		Disk:   disk.Options{Dir: filepath.Join(cfg.DataDir, "volumes"), Driver: c.DiskDriver, ImageBytes: c.DiskImageBytes, Log: log},
+		Cgroup: cfg.cgroup(), Exclusive: true,
 		Chronus:  chronus,
 		Warm:     int(c.Warm),
 		NetSlots: int(c.Ready),

@@ -50,6 +50,8 @@ type Config struct {
 	Disk disk.Options
 	// Cgroup is the name of the tree of cgroups: "dsec".
 	Cgroup string
+	// Exclusive refuses to share the tree with another process that has it so.
+	Exclusive bool
 	// Chronus is the path of the static chronus binary.
 	Chronus string
 	// Launcher is the command of the launcher, whose process calls
@@ -151,7 +153,7 @@ func New(config Config) (_ *Backend, err error) {
 	}
 	b.composer = &composer{ns: b.ns}
 	b.layers = newLayers(b.ns)
-	options := cgroup.Options{Name: config.Cgroup, Exclusive: true, Pool: config.Groups, Log: b.log}
+	options := cgroup.Options{Name: config.Cgroup, Exclusive: config.Exclusive, Pool: config.Groups, Log: b.log}
 	// A sandbox cannot make device nodes, and finds none but ours: the program
 	// stands behind that, where the kernel has such programs.
 	switch b.devices, err = confine.NewDevices(); {
