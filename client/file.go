@@ -96,7 +96,7 @@ func (s *Sandbox) ReadDir(ctx context.Context, path string) iter.Seq2[FileInfo, 
 // no error where it is there already.
 func (s *Sandbox) Mkdir(ctx context.Context, path string, mode fs.FileMode, parents bool) error {
 	_, err := call(ctx, s.c, s.c.file.Mkdir, &dsecv1.MkdirRequest{
-		SandboxId: string(s.id), Path: pathOf(path), Mode: uint32(mode.Perm()), Parents: parents,
+		SandboxId: string(s.id), Path: pathOf(path), Mode: unixMode(mode), Parents: parents,
 	}, dsec.Retryable)
 	return err
 }

@@ -3,12 +3,14 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"os"
 	"path"
 	"path/filepath"
 	"strings"
+	"syscall"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/client"
@@ -92,7 +94,11 @@ func (c copier) put(ctx context.Context, src, dst string) error {
 		return err
 	}
 	defer func() { _ = f.Close() }()
-	_, err = c.sandbox.Write(ctx, target, f, client.WriteOptions{Mode: info.Mode()})
+	o := client.WriteOptions{Mode: info.Mode()}
+	if st, ok := info.Sys().(*syscall.Stat_t); ok && c.archive {
+		o.User = fmt.Sprintf("%d:%d", st.Uid, st.Gid)
+	}
+	_, err = c.sandbox.Write(ctx, target, f, o)
 	return err
 }
 
