@@ -66,7 +66,11 @@ func insideMain() {
 			alter(path)
 		}
 	default:
-		os.Exit(2)
+		try, ok := tries[os.Args[1]]
+		if !ok {
+			os.Exit(2)
+		}
+		try(args)
 	}
 }
 
