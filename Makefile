@@ -96,4 +96,4 @@ deb: sbom ## dist/dsec_VERSION_ARCH.deb
 	@packaging/build-deb dist
 
 clean: ## remove what the targets made (not .venv, not .toolchain)
-	rm -rf bin build dist internal/chronusbin/bin/chronus
+	rm -rf bin build dist internal/chronusbin/bin/chronus internal/chronusbin/bin/chronus-files

@@ -21,7 +21,6 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/chronusapi"
-	"golang.org/x/sys/unix"
 )
 
 // Config is what may differ between the places a Chronus runs in.
@@ -33,9 +32,9 @@ type Config struct {
 
 // Chronus serves one sandbox. It is safe for concurrent use.
 type Chronus struct {
+	*Files
 	reaper *reaper
 	null   *os.File // /dev/null, opened before the agent could change /dev
-	asRoot bool     // may switch users and apply limits
 	shells []string // tests: paths that sessions use in place of bash and sh
 
 	budget budget // of all spools
@@ -59,11 +58,10 @@ func New(cfg Config) (*Chronus, error) {
 	if err != nil {
 		return nil, err
 	}
-	unix.Umask(0)
 	c := &Chronus{
+		Files:     NewFiles(),
 		reaper:    theReaper(),
 		null:      null,
-		asRoot:    os.Geteuid() == 0,
 		ready:     !cfg.Warm,
 		processes: make(map[uint64]*process),
 		sessions:  make(map[string]*session),
@@ -89,4 +87,7 @@ func (c *Chronus) Ready() error {
 	return nil
 }
 
-var _ chronusapi.SetupHandler = (*Chronus)(nil)
+var (
+	_ chronusapi.SetupHandler = (*Chronus)(nil)
+	_ chronusapi.FileHandler  = (*Chronus)(nil)
+)

@@ -17,9 +17,9 @@ import (
 // as those of /proc do.
 const maxUnsized = 16 << 20
 
-// Read implements chronusapi.Handler. A file that grows meanwhile ends where
+// Read implements chronusapi.FileHandler. A file that grows meanwhile ends where
 // it ended when it was opened.
-func (c *Chronus) Read(ctx context.Context, name string, offset, length int64, w io.Writer) error {
+func (*Files) Read(ctx context.Context, name string, offset, length int64, w io.Writer) error {
 	f, err := openRegular(name, unix.O_RDONLY)
 	if err != nil {
 		return fileError(err, "path", name)
@@ -66,8 +66,8 @@ func copyFile(ctx context.Context, w io.Writer, f *os.File, limit int64, name st
 	return nil
 }
 
-// Write implements chronusapi.Handler.
-func (c *Chronus) Write(ctx context.Context, req chronusapi.WriteRequest, r io.Reader) (int64, error) {
+// Write implements chronusapi.FileHandler.
+func (*Files) Write(ctx context.Context, req chronusapi.WriteRequest, r io.Reader) (int64, error) {
 	if err := req.Validate(); err != nil {
 		return 0, err
 	}
@@ -76,14 +76,14 @@ func (c *Chronus) Write(ctx context.Context, req chronusapi.WriteRequest, r io.R
 		return 0, err
 	}
 	if req.Append {
-		return c.appendTo(&req, who, r)
+		return appendTo(&req, who, r)
 	}
 	p, err := followParent(req.Path)
 	if err != nil {
 		return 0, fileError(err, "path", req.Path)
 	}
 	defer p.close()
-	attrs, err := c.attributes(p, &req, who)
+	attrs, err := attributes(p, &req, who)
 	if err != nil {
 		return 0, fileError(err, "path", req.Path)
 	}
@@ -101,7 +101,7 @@ type attrs struct {
 }
 
 // attributes are those of the file that is replaced, or of a new one.
-func (c *Chronus) attributes(p parent, req *chronusapi.WriteRequest, who account) (attrs, error) {
+func attributes(p parent, req *chronusapi.WriteRequest, who account) (attrs, error) {
 	a := attrs{mode: 0o644, uid: -1, gid: -1}
 	var st unix.Stat_t
 	switch err := unix.Fstatat(p.fd, p.base, &st, unix.AT_SYMLINK_NOFOLLOW); err {
@@ -222,8 +222,8 @@ func copyIn(f *os.File, r io.Reader) (n int64, err error) {
 }
 
 // appendTo writes at the end of a file, which it makes if there is none.
-func (c *Chronus) appendTo(req *chronusapi.WriteRequest, who account, r io.Reader) (int64, error) {
-	f, err := c.openAppend(req, who)
+func appendTo(req *chronusapi.WriteRequest, who account, r io.Reader) (int64, error) {
+	f, err := openAppend(req, who)
 	if err != nil {
 		return 0, fileError(err, "path", req.Path)
 	}
@@ -235,7 +235,7 @@ func (c *Chronus) appendTo(req *chronusapi.WriteRequest, who account, r io.Reade
 	return n, nil
 }
 
-func (c *Chronus) openAppend(req *chronusapi.WriteRequest, who account) (*os.File, error) {
+func openAppend(req *chronusapi.WriteRequest, who account) (*os.File, error) {
 	const flags = unix.O_WRONLY | unix.O_APPEND
 	for range 3 {
 		f, err := openRegular(req.Path, flags)

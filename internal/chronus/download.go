@@ -16,10 +16,10 @@ import (
 // the second name becomes a hard link. Past it each is a file of its own.
 const maxLinks = 16 << 10
 
-// Download implements chronusapi.Handler. The names in the tar are relative to
+// Download implements chronusapi.FileHandler. The names in the tar are relative to
 // the directory, which is "./"; a file is alone under its own name. Sockets
 // and devices are left out.
-func (c *Chronus) Download(ctx context.Context, name string, w io.Writer) error {
+func (*Files) Download(ctx context.Context, name string, w io.Writer) error {
 	d := &download{ctx: ctx, tw: tar.NewWriter(w), links: make(map[fileID]string)}
 	fd, err := openat2(unix.AT_FDCWD, name, unix.O_PATH, 0, 0)
 	if err != nil {

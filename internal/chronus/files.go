@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Stat implements chronusapi.Handler.
-func (c *Chronus) Stat(_ context.Context, name string, follow bool) (chronusapi.FileInfo, error) {
+// Stat implements chronusapi.FileHandler.
+func (*Files) Stat(_ context.Context, name string, follow bool) (chronusapi.FileInfo, error) {
 	flags := unix.O_PATH
 	if !follow {
 		flags |= unix.O_NOFOLLOW
@@ -67,9 +67,9 @@ func openDir(dir int, name string, resolve uint64) (*os.File, error) {
 	return os.NewFile(uintptr(fd), name), nil
 }
 
-// ListDir implements chronusapi.Handler. Its memory is bounded by limit,
+// ListDir implements chronusapi.FileHandler. Its memory is bounded by limit,
 // however many entries the directory has.
-func (c *Chronus) ListDir(ctx context.Context, name, after string, limit int) ([]chronusapi.FileInfo, bool, error) {
+func (*Files) ListDir(ctx context.Context, name, after string, limit int) ([]chronusapi.FileInfo, bool, error) {
 	dir, err := openDir(unix.AT_FDCWD, name, 0)
 	if err != nil {
 		return nil, false, fileError(err, "path", name)
@@ -146,8 +146,8 @@ func openParent(at int, name string, resolve uint64) (parent, error) {
 
 func (p parent) close() { unix.Close(p.fd) }
 
-// Mkdir implements chronusapi.Handler.
-func (c *Chronus) Mkdir(_ context.Context, name string, mode uint32, parents bool) error {
+// Mkdir implements chronusapi.FileHandler.
+func (*Files) Mkdir(_ context.Context, name string, mode uint32, parents bool) error {
 	if mode == 0 {
 		mode = 0o755
 	}
@@ -213,8 +213,8 @@ func mkdirAll(name string, mode uint32) (int, error) {
 	return fd, nil
 }
 
-// Rename implements chronusapi.Handler.
-func (c *Chronus) Rename(_ context.Context, from, to string) error {
+// Rename implements chronusapi.FileHandler.
+func (*Files) Rename(_ context.Context, from, to string) error {
 	src, err := openParent(unix.AT_FDCWD, from, 0)
 	if err != nil {
 		return fileError(err, "path", from)
@@ -241,8 +241,8 @@ const maxDepth = 512
 
 var errTooDeep = dsec.Errorf(dsec.CodeInvalid, "the tree is more than %d directories deep", maxDepth)
 
-// Remove implements chronusapi.Handler.
-func (c *Chronus) Remove(ctx context.Context, name string, recursive bool) error {
+// Remove implements chronusapi.FileHandler.
+func (*Files) Remove(ctx context.Context, name string, recursive bool) error {
 	p, err := openParent(unix.AT_FDCWD, name, 0)
 	if err != nil {
 		return fileError(err, "path", name)

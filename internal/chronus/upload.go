@@ -19,9 +19,9 @@ import (
 // that are there or that the tar itself made.
 const beneath = unix.RESOLVE_BENEATH
 
-// Upload implements chronusapi.Handler. Entries that would leave the target,
+// Upload implements chronusapi.FileHandler. Entries that would leave the target,
 // and devices, are refused.
-func (c *Chronus) Upload(ctx context.Context, req chronusapi.UploadRequest, r io.Reader) (chronusapi.UploadResult, error) {
+func (fs *Files) Upload(ctx context.Context, req chronusapi.UploadRequest, r io.Reader) (chronusapi.UploadResult, error) {
 	var res chronusapi.UploadResult
 	if err := req.Validate(); err != nil {
 		return res, err
@@ -35,7 +35,7 @@ func (c *Chronus) Upload(ctx context.Context, req chronusapi.UploadRequest, r io
 		return res, fileError(err, "path", req.Path)
 	}
 	defer unix.Close(fd)
-	u := &upload{top: fd, chown: req.User != "", who: who, asRoot: c.asRoot}
+	u := &upload{top: fd, chown: req.User != "", who: who, asRoot: fs.asRoot}
 	src := &source{r: r}
 	tr := tar.NewReader(src)
 	for {

@@ -1,6 +1,7 @@
-// Package chronusbin holds the static chronus that every sandbox starts as its
-// PID 1. It is built by `go generate ./...` and not committed; without it the
-// module still builds and vets, and only the start of an edge fails.
+// Package chronusbin holds the static programs of a sandbox: chronus, which is
+// its PID 1, and chronus-files, which serves its calls for files. They are built
+// by `go generate ./...` and not committed; without them the module still builds
+// and vets, and only the start of an edge fails.
 package chronusbin
 
 import (
@@ -9,15 +10,21 @@ import (
 )
 
 //go:generate env CGO_ENABLED=0 GOOS=linux go build -trimpath "-ldflags=-s -w" -o bin/chronus ../../cmd/chronus
+//go:generate env CGO_ENABLED=0 GOOS=linux go build -trimpath "-ldflags=-s -w" -o bin/chronus-files ../../cmd/chronus-files
 
 //go:embed all:bin
 var bin embed.FS
 
 // Binary is chronus as an ELF file.
-func Binary() ([]byte, error) {
-	data, err := bin.ReadFile("bin/chronus")
+func Binary() ([]byte, error) { return read("chronus") }
+
+// Files is chronus-files as an ELF file.
+func Files() ([]byte, error) { return read("chronus-files") }
+
+func read(name string) ([]byte, error) {
+	data, err := bin.ReadFile("bin/" + name)
 	if err != nil {
-		return nil, errors.New("this dsec was built without chronus: run `go generate ./...` and build it again")
+		return nil, errors.New("this dsec was built without " + name + ": run `go generate ./...` and build it again")
 	}
 	return data, nil
 }

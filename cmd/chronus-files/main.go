@@ -1,0 +1,31 @@
+//go:build linux
+
+// Chronus-files serves the calls for files of one sandbox. Chronus, the
+// sandbox's PID 1, starts it when the first such call comes, as root of the
+// sandbox, in its root, with an empty environment but for the settings of Go's
+// runtime. Descriptor 3 is a socket through which chronus hands over the
+// connections of such calls. It ends when there were none for a while.
+//
+// Every path that it opens may have been made by an agent, which may also kill
+// or stop it; it cannot read its memory, for the file of this program cannot be
+// read by anybody in the sandbox.
+package main
+
+import (
+	"os"
+	"runtime"
+
+	"github.com/opendsec/dsec/internal/chronus"
+)
+
+const controlFD = 3
+
+func main() {
+	runtime.MemProfileRate = 0 // its tables cost memory, and nobody reads them
+	control := os.NewFile(controlFD, "control")
+	err := chronus.NewFiles().ServeHandOvers(control, chronus.IdleTime)
+	if err != nil {
+		println("chronus-files:", err.Error()) // nobody reads that but a test
+		os.Exit(1)
+	}
+}
