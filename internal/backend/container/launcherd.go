@@ -65,7 +65,7 @@ func runLauncher(fd int) error {
 	if err != nil {
 		return err
 	}
-	go reap()
+	go reap(d.shells.slots)
 	return d.serve()
 }
 
@@ -132,7 +132,7 @@ func (d *launcherd) answer(r reply, fds []int) {
 
 // reap waits for children, which are the PID 1s of containers. What became of
 // them the backend learns from their pidfds.
-func reap() {
+func reap(slots *netSlots) {
 	ch := make(chan os.Signal, 1)
 	signal.Notify(ch, unix.SIGCHLD)
 	for range ch {
@@ -144,6 +144,7 @@ func reap() {
 			if pid <= 0 || err != nil {
 				break
 			}
+			slots.ended(pid)
 		}
 	}
 }

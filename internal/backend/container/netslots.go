@@ -4,51 +4,165 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
 
 // netSlots holds network namespaces ready: each has a loopback interface that
-// is up, and nothing else. A slot is used once, because what a sandbox left in
-// it (sockets in TIME_WAIT, cached metrics) would be seen by the next.
+// is up, and nothing else. Making one and its end cost more CPU than all mounts
+// of a container, so one in which no socket has left a trace is used again
+// (see netstate.go). Most commands never make a socket.
+//
+// The slot of a container that ended waits until what its sockets may have set
+// off has happened, and is looked at when a new one is needed. Whatever is in
+// doubt, a slot is closed and another made.
 type netSlots struct {
-	ready chan netSlot
+	ready chan readySlot
+
+	mu    sync.Mutex
+	used  []usedSlot       // of containers that live, oldest first
+	dead  []usedSlot       // of containers that ended, oldest first
+	early map[int]struct{} // ended before they were known to have begun
 }
 
-// maxNetSlots keeps the launcher's descriptors low: see shellProgram.
-const maxNetSlots = 100
+const (
+	// maxNetSlots, maxUsedSlots and maxDeadSlots keep the launcher's descriptors
+	// few: a clone copies them all. The slot of a container that lives longer
+	// than so many others is forgotten.
+	maxNetSlots  = 100
+	maxUsedSlots = 64
+	maxDeadSlots = 64
 
+	// settle is how long a slot is left alone after its container ended. A
+	// socket that joined a multicast group makes the kernel send reports, which
+	// are counted, up to 12 ms after it was closed.
+	settle = 100 * time.Millisecond
+	// maxUses bounds how many containers have one slot, one after the other.
+	maxUses = 100
+)
+
+// netSlot is a descriptor of a network namespace.
 type netSlot struct {
-	fd  int
+	fd   int
+	uses int // containers that had it
+}
+
+type readySlot struct {
+	netSlot
 	err error
+}
+
+type usedSlot struct {
+	netSlot
+	pid   int       // PID 1 of its container
+	ended time.Time // when that was reaped
 }
 
 // newNetSlots makes slots ahead, in the background.
 func newNetSlots(n int) *netSlots {
-	s := &netSlots{ready: make(chan netSlot, n)}
+	s := &netSlots{ready: make(chan readySlot, n), early: map[int]struct{}{}}
 	onThread(func() {
+		m := &slotMaker{}
 		for {
-			fd, err := newNetSlot()
-			s.ready <- netSlot{fd, err} // an error is for who asks next
+			slot, err := s.next(m)
+			s.ready <- readySlot{slot, err} // an error is for who asks next
 		}
 	})
 	return s
 }
 
-// take returns a descriptor of an unused slot.
-func (s *netSlots) take() (int, error) {
+// take returns a slot that shows no trace of another container. The caller
+// closes it or gives it to began.
+func (s *netSlots) take() (netSlot, error) {
 	slot := <-s.ready
-	return slot.fd, slot.err
+	return slot.netSlot, slot.err
 }
 
-// newNetSlot moves the calling thread to a new network namespace and returns it.
-func newNetSlot() (int, error) {
+// began says whose slot it is, whose PID 1 is a child of this process.
+func (s *netSlots) began(slot netSlot, pid int) {
+	slot.uses++
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, ok := s.early[pid]; ok {
+		delete(s.early, pid)
+		s.bury(usedSlot{netSlot: slot, pid: pid})
+		return
+	}
+	if len(s.used) >= maxUsedSlots {
+		_ = unix.Close(s.used[0].fd)
+		s.used = append(s.used[:0], s.used[1:]...)
+	}
+	s.used = append(s.used, usedSlot{netSlot: slot, pid: pid})
+}
+
+// ended says that a child was reaped. It was PID 1 of its namespace, so that no
+// process of the container is left.
+func (s *netSlots) ended(pid int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i, u := range s.used {
+		if u.pid == pid {
+			s.used = append(s.used[:i], s.used[i+1:]...)
+			s.bury(u)
+			return
+		}
+	}
+	s.early[pid] = struct{}{} // or its slot was forgotten, or it never had one
+	if len(s.early) > maxUsedSlots {
+		clear(s.early)
+	}
+}
+
+func (s *netSlots) bury(u usedSlot) {
+	if len(s.dead) >= maxDeadSlots {
+		_ = unix.Close(u.fd)
+		return
+	}
+	u.ended = time.Now()
+	s.dead = append(s.dead, u)
+}
+
+// exhume returns the slot that has waited longest, if it has waited enough.
+func (s *netSlots) exhume() (netSlot, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.dead) == 0 || time.Since(s.dead[0].ended) < settle {
+		return netSlot{}, false
+	}
+	u := s.dead[0]
+	s.dead = append(s.dead[:0], s.dead[1:]...)
+	return u.netSlot, true
+}
+
+// next returns a slot that was used and shows nothing of it, or else a new one.
+func (s *netSlots) next(m *slotMaker) (netSlot, error) {
+	for {
+		slot, ok := s.exhume()
+		if !ok {
+			return m.make()
+		}
+		if slot.uses < maxUses && m.clean(slot) {
+			return slot, nil
+		}
+		_ = unix.Close(slot.fd)
+	}
+}
+
+// slotMaker makes and looks at slots on one thread, which nothing else uses.
+type slotMaker struct {
+	state *netState // how a new slot looks; nil before the first
+}
+
+// make moves the thread to a new network namespace and returns it.
+func (m *slotMaker) make() (netSlot, error) {
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-		return -1, fmt.Errorf("network slot: %w", err)
+		return netSlot{}, fmt.Errorf("network slot: %w", err)
 	}
 	if err := loopbackUp(); err != nil {
-		return -1, fmt.Errorf("network slot: %w", err)
+		return netSlot{}, fmt.Errorf("network slot: %w", err)
 	}
 	// The namespace is the host's, so root inside has no rights in it; with
 	// these it can serve any port and ping without.
@@ -57,14 +171,25 @@ func newNetSlot() (int, error) {
 		"/proc/sys/net/ipv4/ping_group_range":           "0 2147483647",
 	} {
 		if err := os.WriteFile(path, []byte(value), 0); err != nil && !errors.Is(err, os.ErrNotExist) {
-			return -1, fmt.Errorf("network slot: %w", err)
+			return netSlot{}, fmt.Errorf("network slot: %w", err)
+		}
+	}
+	if m.state == nil {
+		var err error
+		if m.state, err = newNetState(); err != nil {
+			return netSlot{}, fmt.Errorf("network slot: %w", err)
 		}
 	}
 	fd, err := unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return -1, fmt.Errorf("network slot: %w", err)
+		return netSlot{}, fmt.Errorf("network slot: %w", err)
 	}
-	return fd, nil
+	return netSlot{fd: fd}, nil
+}
+
+// clean moves the thread to a slot and reports whether it looks like a new one.
+func (m *slotMaker) clean(slot netSlot) bool {
+	return m.state != nil && unix.Setns(slot.fd, unix.CLONE_NEWNET) == nil && m.state.same()
 }
 
 func loopbackUp() error {

@@ -46,8 +46,8 @@ func shellProgram(listener, goFD int, masks []confine.Mask, debug bool) *rawexec
 		p.Call("stderr", unix.SYS_DUP3, i(0), i(2), zero)
 	}
 	// Other children's sockets, which would keep them from seeing this
-	// launcher die; the report's descriptor is above.
-	p.Call("close", unix.SYS_CLOSE_RANGE, i(fdGo+1), i(199), zero)
+	// launcher die, and network slots.
+	p.Call("close", unix.SYS_CLOSE_RANGE, i(fdGo+1), rawexec.Int(^uint32(0)), zero)
 	buf := rawexec.Bytes(make([]byte, 1))
 	p.Call("ready", unix.SYS_WRITE, i(fdGo), buf, i(1))
 	p.Positive(p.Call("wait for IDs", unix.SYS_READ, i(fdGo), buf, i(1)))
@@ -77,7 +77,6 @@ func shellProgram(listener, goFD int, masks []confine.Mask, debug bool) *rawexec
 
 	dropBounding(&p)
 	p.UnblockSignals()
-	p.Call("close on exec", unix.SYS_CLOSE_RANGE, i(fdListener+1), rawexec.Int(^uint32(0)), i(unix.CLOSE_RANGE_CLOEXEC))
 	p.Call("exec chronus", unix.SYS_EXECVE, str("/chronus"), rawexec.Strs([]string{"chronus"}), rawexec.Strs(nil))
 	return &p
 }

@@ -201,9 +201,8 @@ func (s *shells) clone(job startJob, goFD int, pid *int32) error {
 		return err
 	}
 	// The child is born in the slot's namespace; this thread does nothing else with it.
-	err = unix.Setns(slot, unix.CLONE_NEWNET)
-	_ = unix.Close(slot)
-	if err != nil {
+	if err := unix.Setns(slot.fd, unix.CLONE_NEWNET); err != nil {
+		_ = unix.Close(slot.fd)
 		return fmt.Errorf("network slot: %w", err)
 	}
 	child, err := shellProgram(job.listener, goFD, masks, s.debug).Start(rawexec.Options{
@@ -213,8 +212,10 @@ func (s *shells) clone(job startJob, goFD int, pid *int32) error {
 		Cgroup: job.cgroup,
 	})
 	if err != nil {
+		_ = unix.Close(slot.fd)
 		return err
 	}
+	s.slots.began(slot, child.PID)
 	return child.Wait()
 }
 

@@ -1,0 +1,294 @@
+package container
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opendsec/dsec/internal/testutil"
+)
+
+// What a program can do in a network slot, and whether another sandbox may have
+// the slot after it. Each is done with every right of root, on the slot's thread.
+var slotTraces = []struct {
+	name string
+	kept bool
+	do   func() error
+}{
+	{"nothing", true, func() error { return nil }},
+	{"Unix sockets", true, func() error {
+		pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM, 0)
+		if err == nil {
+			_, err = unix.Write(pair[0], []byte("x"))
+			closeAll(pair[:])
+		}
+		return err
+	}},
+	{"abstract name", true, func() error {
+		return withSocket(unix.AF_UNIX, unix.SOCK_STREAM, 0, func(fd int) error {
+			return errors.Join(unix.Bind(fd, &unix.SockaddrUnix{Name: "@trace"}), unix.Listen(fd, 1))
+		})
+	}},
+	{"rtnetlink", true, func() error {
+		return withSocket(unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_ROUTE, func(fd int) error {
+			return unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
+		})
+	}},
+	{"TCP listener", true, func() error {
+		return withSocket(unix.AF_INET, unix.SOCK_STREAM, 0, func(fd int) error {
+			return errors.Join(unix.Bind(fd, &unix.SockaddrInet4{Addr: loopback4}), unix.Listen(fd, 1))
+		})
+	}},
+	{"TCP connection", false, func() error {
+		l, err := rawListener()
+		if err != nil {
+			return err
+		}
+		defer unix.Close(l)
+		to, err := unix.Getsockname(l)
+		if err != nil {
+			return err
+		}
+		return withSocket(unix.AF_INET, unix.SOCK_STREAM, 0, func(fd int) error { return unix.Connect(fd, to) })
+	}},
+	{"UDP datagram", false, func() error {
+		return withSocket(unix.AF_INET, unix.SOCK_DGRAM, 0, func(fd int) error {
+			return unix.Sendto(fd, []byte("x"), 0, &unix.SockaddrInet4{Addr: loopback4, Port: 9})
+		})
+	}},
+	{"UDP datagram over IPv6", false, func() error {
+		return withSocket(unix.AF_INET6, unix.SOCK_DGRAM, 0, func(fd int) error {
+			return unix.Sendto(fd, []byte("x"), 0, &unix.SockaddrInet6{Addr: loopback6, Port: 9})
+		})
+	}},
+	{"no route", false, func() error {
+		return withSocket(unix.AF_INET, unix.SOCK_STREAM, 0, func(fd int) error {
+			if err := unix.Connect(fd, &unix.SockaddrInet4{Addr: [4]byte{10, 1, 2, 3}, Port: 9}); err != unix.ENETUNREACH {
+				return fmt.Errorf("want no route, have %v", err)
+			}
+			return nil
+		})
+	}},
+	{"multicast group", false, func() error {
+		return withSocket(unix.AF_INET, unix.SOCK_DGRAM, 0, func(fd int) error {
+			return unix.SetsockoptIPMreq(fd, unix.IPPROTO_IP, unix.IP_ADD_MEMBERSHIP, &unix.IPMreq{Multiaddr: [4]byte{239, 1, 2, 3}, Interface: loopback4})
+		})
+	}},
+	{"multicast group over IPv6", false, func() error {
+		return withSocket(unix.AF_INET6, unix.SOCK_DGRAM, 0, func(fd int) error {
+			return unix.SetsockoptIPv6Mreq(fd, unix.IPPROTO_IPV6, unix.IPV6_JOIN_GROUP,
+				&unix.IPv6Mreq{Multiaddr: [16]byte{0xff, 2, 14: 0x12, 15: 0x34}, Interface: 1})
+		})
+	}},
+	{"flow label", false, func() error {
+		return withSocket(unix.AF_INET6, unix.SOCK_DGRAM, 0, func(fd int) error {
+			// struct in6_flowlabel_req: a label of any user, got and created, that lingers for 10 s.
+			req := append(loopback6[:], 0, 1, 0x23, 0x45, 0, 255, 1, 0, 10, 0, 10, 0, 0, 0, 0, 0)
+			const flowlabelMgr = 32 // IPV6_FLOWLABEL_MGR
+			return unix.SetsockoptString(fd, unix.IPPROTO_IPV6, flowlabelMgr, string(req))
+		})
+	}},
+	{"fast open", false, func() error {
+		return withSocket(unix.AF_INET, unix.SOCK_STREAM, 0, func(fd int) error {
+			return errors.Join(
+				unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_FASTOPEN, 5),
+				unix.Bind(fd, &unix.SockaddrInet4{Addr: loopback4}), unix.Listen(fd, 1))
+		})
+	}},
+	{"open socket", false, func() error {
+		_, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0) // for as long as the test runs
+		return err
+	}},
+}
+
+var (
+	loopback4 = [4]byte{127, 0, 0, 1}
+	loopback6 = [16]byte{15: 1}
+)
+
+func withSocket(family, kind, proto int, f func(fd int) error) error {
+	fd, err := unix.Socket(family, kind|unix.SOCK_CLOEXEC, proto)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	return f(fd)
+}
+
+func rawListener() (int, error) {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return -1, err
+	}
+	return fd, errors.Join(unix.Bind(fd, &unix.SockaddrInet4{Addr: loopback4}), unix.Listen(fd, 1))
+}
+
+func TestNetSlotTraces(t *testing.T) {
+	testutil.Require(t, testutil.Root)
+	for _, c := range slotTraces {
+		t.Run(c.name, func(t *testing.T) {
+			if err := onOwnThread(func() error { return tryTrace(c.do, c.kept) }); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// tryTrace does something in a new slot and waits for the verdict: a kept slot
+// must look new in the end, another one never within the time of settling.
+func tryTrace(do func() error, kept bool) error {
+	m := &slotMaker{}
+	slot, err := m.make()
+	if err != nil {
+		return err
+	}
+	defer unix.Close(slot.fd)
+	if !m.clean(slot) {
+		return errors.New("a new slot does not look like one")
+	}
+	if err := do(); err != nil {
+		return err
+	}
+	verdict := func() bool { return m.clean(slot) }
+	if kept {
+		return waitFor(verdict)
+	}
+	<-time.After(settle) // what the launcher waits too
+	if verdict() {
+		return errors.New("the slot looks new")
+	}
+	return nil
+}
+
+func waitFor(f func() bool) error {
+	deadline := time.Now().Add(10 * time.Second)
+	for !f() {
+		if time.Now().After(deadline) {
+			return errors.New("the slot does not look new")
+		}
+		<-time.After(time.Millisecond)
+	}
+	return nil
+}
+
+// onOwnThread waits for f on a thread of its own.
+func onOwnThread(f func() error) error {
+	ch := make(chan error, 1)
+	onThread(func() { ch <- f() })
+	return <-ch
+}
+
+// A slot is worn out at last, and looked at only after it settled.
+func TestNetSlotBounds(t *testing.T) {
+	testutil.Require(t, testutil.Root)
+	err := onOwnThread(func() error {
+		s, m := &netSlots{early: map[int]struct{}{}}, &slotMaker{}
+		slot, err := m.make()
+		if err != nil {
+			return err
+		}
+		s.ended(1) // before it was known to have begun
+		s.began(slot, 1)
+		if got, err := s.next(m); err != nil || got.fd == slot.fd {
+			return fmt.Errorf("a slot was used again at once (%v)", err)
+		}
+		s.dead[0].ended = time.Now().Add(-settle)
+		if got, err := s.next(m); err != nil || got.fd != slot.fd || got.uses != 1 {
+			return fmt.Errorf("want the used slot again, have %v (%v)", got, err)
+		}
+		slot.uses = maxUses - 1
+		s.began(slot, 2)
+		s.ended(2)
+		s.dead[0].ended = time.Now().Add(-settle)
+		if got, err := s.next(m); err != nil || got.uses != 0 {
+			return fmt.Errorf("a slot was used %d times (%v)", got.uses, err)
+		}
+		for pid := range 2 * maxUsedSlots {
+			fd, err := unix.FcntlInt(uintptr(m.state.dir), unix.F_DUPFD_CLOEXEC, 3)
+			if err != nil {
+				return err
+			}
+			s.began(netSlot{fd: fd}, pid)
+		}
+		if len(s.used) != maxUsedSlots || s.used[0].pid != maxUsedSlots {
+			return fmt.Errorf("%d slots of living containers are kept, from that of %d", len(s.used), s.used[0].pid)
+		}
+		for pid := range 2 * maxUsedSlots {
+			s.ended(pid)
+		}
+		if len(s.used) != 0 || len(s.dead) > maxDeadSlots {
+			return fmt.Errorf("%d used and %d dead slots are kept", len(s.used), len(s.dead))
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// Sandboxes that use no network get a network namespace again in time; one in
+// which a packet was sent never comes back.
+func TestNetSlotsAreRecycled(t *testing.T) {
+	h := newHost(t, func(c *Config) { c.NetSlots = 1 })
+	seen := map[uint64]int{}
+	life := func(script string) uint64 {
+		s := h.create()
+		cookie := netCookie(t, s)
+		if o := s.sh(script); o.Code != 0 {
+			t.Fatalf("%s: %+v", script, o)
+		}
+		check(t, s.i.Destroy(t.Context()))
+		seen[cookie]++
+		return cookie
+	}
+	again := func(script string) bool {
+		for range 30 {
+			if cookie := life(script); seen[cookie] > 1 {
+				return true
+			}
+		}
+		return false
+	}
+	if !again("exit 0") {
+		t.Fatal("no network slot was used twice")
+	}
+	const loud = "! nc 127.0.0.1 9 2>/dev/null" // refused, in two packets
+	used := map[uint64]bool{life(loud): true}
+	for range 10 {
+		cookie := life(loud)
+		if used[cookie] {
+			t.Fatal("a sandbox got the network namespace in which another one had sent packets")
+		}
+		used[cookie] = true
+	}
+}
+
+// netCookie is the kernel's name of a sandbox's network namespace, which, unlike
+// an inode, is never given to another.
+func netCookie(t *testing.T, s *sandbox) (cookie uint64) {
+	t.Helper()
+	err := onOwnThread(func() error {
+		ns, err := os.Open("/proc/" + strconv.Itoa(s.i.(*instance).sh.proc.pid) + "/ns/net")
+		if err != nil {
+			return err
+		}
+		defer ns.Close()
+		if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET); err != nil {
+			return err
+		}
+		return withSocket(unix.AF_UNIX, unix.SOCK_DGRAM, 0, func(fd int) (err error) {
+			cookie, err = unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+			return err
+		})
+	})
+	check(t, err)
+	if cookie == 0 {
+		t.Fatal("the network namespace has no cookie")
+	}
+	return cookie
+}
