@@ -17,19 +17,8 @@ import (
 // openContainer opens the container backend. Its launcher is this binary, and
 // chronus comes out of it.
 func openContainer(cfg *Config, log *slog.Logger) (backend.Backend, error) {
-	bin, err := chronusbin.Binary()
+	chronus, err := writeChronus(cfg.RunDir)
 	if err != nil {
-		return nil, err
-	}
-	// The launcher takes its own sealed copy of this file.
-	chronus := filepath.Join(cfg.RunDir, "chronus")
-	if err := os.MkdirAll(cfg.RunDir, 0o700); err != nil {
-		return nil, err
-	}
-	if err := os.WriteFile(chronus+".new", bin, 0o600); err != nil {
-		return nil, err
-	}
-	if err := os.Rename(chronus+".new", chronus); err != nil {
 		return nil, err
 	}
 	c := cfg.Container
@@ -44,6 +33,31 @@ func openContainer(cfg *Config, log *slog.Logger) (backend.Backend, error) {
 		Crash:    crash(),
 		Logger:   log,
 	})
+}
+
+// writeChronus writes the programs of a container below dir, and returns the
+// path of chronus. The launcher takes its own sealed copies of these files.
+func writeChronus(dir string) (string, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return "", err
+	}
+	chronus := filepath.Join(dir, "chronus")
+	for _, program := range []struct {
+		path string
+		read func() ([]byte, error)
+	}{{chronus, chronusbin.Binary}, {chronus + "-files", chronusbin.Files}} {
+		bin, err := program.read()
+		if err != nil {
+			return "", err
+		}
+		if err := os.WriteFile(program.path+".new", bin, 0o600); err != nil {
+			return "", err
+		}
+		if err := os.Rename(program.path+".new", program.path); err != nil {
+			return "", err
+		}
+	}
+	return chronus, nil
 }
 
 // cgroup is the name of this server's cgroups: that of the configuration, or

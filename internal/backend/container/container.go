@@ -52,7 +52,8 @@ type Config struct {
 	Cgroup string
 	// Exclusive refuses to share the tree with another process that has it so.
 	Exclusive bool
-	// Chronus is the path of the static chronus binary.
+	// Chronus is the path of the static chronus binary. Beside it, under the
+	// same name with "-files", lies that of chronus-files.
 	Chronus string
 	// Launcher is the command of the launcher, whose process calls
 	// LauncherMain: this binary with the argument "launcher".

@@ -69,14 +69,19 @@ var programs = sync.OnceValues(func() (dir string, err error) {
 		if err != nil {
 			return "", err
 		}
+		files, err := chronusbin.Files()
+		if err != nil {
+			return "", err
+		}
 		me, err := os.ReadFile("/proc/self/exe")
 		if err != nil {
 			return "", err
 		}
-		return dir, errors.Join(os.WriteFile(dir+"/chronus", bin, 0o700), os.WriteFile(dir+"/inside", me, 0o755))
+		return dir, errors.Join(os.WriteFile(dir+"/chronus", bin, 0o700), os.WriteFile(dir+"/chronus-files", files, 0o700), os.WriteFile(dir+"/inside", me, 0o755))
 	}
 	for _, args := range [][]string{
 		{"build", "-o", dir + "/chronus", "../../../cmd/chronus"},
+		{"build", "-o", dir + "/chronus-files", "../../../cmd/chronus-files"},
 		{"test", "-c", "-o", dir + "/inside", "."},
 	} {
 		cmd := exec.Command("go", args...)

@@ -95,16 +95,27 @@ func (l *launcher) start(ctx context.Context) (*launcherRun, error) {
 	// Whoever asked first may give up; the launcher is for all.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stepTimeout)
 	defer cancel()
-	chronus, err := os.Open(l.chronus)
-	if err == nil {
-		_, err = run.call(ctx, request{Hello: &l.hello}, int(chronus.Fd()))
-		_ = chronus.Close()
-	}
-	if err != nil {
+	if err := l.sayHello(ctx, run); err != nil {
 		run.close()
 		return nil, err
 	}
 	return run, nil
+}
+
+// sayHello hands the programs of a container to the launcher.
+func (l *launcher) sayHello(ctx context.Context, run *launcherRun) error {
+	chronus, err := os.Open(l.chronus)
+	if err != nil {
+		return err
+	}
+	defer chronus.Close()
+	files, err := os.Open(l.chronus + "-files")
+	if err != nil {
+		return err
+	}
+	defer files.Close()
+	_, err = run.call(ctx, request{Hello: &l.hello}, int(chronus.Fd()), int(files.Fd()))
+	return err
 }
 
 // receive hands answers to their callers until the launcher ends.

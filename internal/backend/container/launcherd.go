@@ -52,13 +52,14 @@ func runLauncher(fd int) error {
 	if err != nil {
 		return err
 	}
-	if req.Hello == nil || len(fds) != 1 {
+	if req.Hello == nil || len(fds) != 2 {
 		return errors.New("want hello first")
 	}
-	chronus := os.NewFile(uintptr(fds[0]), "chronus")
+	chronus, files := os.NewFile(uintptr(fds[0]), "chronus"), os.NewFile(uintptr(fds[1]), "chronus-files")
 	d := &launcherd{conn: conn}
-	err = d.open(req.Hello, chronus)
+	err = d.open(req.Hello, chronus, files)
 	_ = chronus.Close()
+	_ = files.Close()
 	if serr := conn.send(reply{ID: req.ID, Error: toWire(err)}); err == nil {
 		err = serr
 	}
@@ -84,7 +85,7 @@ func reserveLow() error {
 	return unix.Close(null)
 }
 
-func (d *launcherd) open(h *helloRequest, chronus *os.File) error {
+func (d *launcherd) open(h *helloRequest, chronus, files *os.File) error {
 	tree, err := cgroup.Open(cgroup.Options{Name: h.Cgroup})
 	if err != nil {
 		return err
@@ -96,7 +97,7 @@ func (d *launcherd) open(h *helloRequest, chronus *os.File) error {
 	if err != nil {
 		return err
 	}
-	if d.shells, err = openShells(h, chronus); err != nil {
+	if d.shells, err = openShells(h, chronus, files); err != nil {
 		return fmt.Errorf("platform: %w", err)
 	}
 	return nil

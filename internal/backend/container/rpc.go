@@ -24,7 +24,8 @@ type request struct {
 	Start *startRequest `json:",omitempty"`
 }
 
-// helloRequest comes first and once, with the chronus binary as its descriptor.
+// helloRequest comes first and once, with the chronus and chronus-files
+// binaries as its descriptors.
 type helloRequest struct {
 	Cgroup   string // name of the tree of cgroups to live in
 	NetSlots int    // network namespaces to hold ready

@@ -20,7 +20,7 @@ import (
 // platform: what a container gets of its host. A container begins with a copy
 // of it and leaves it behind when chronus moves to the sandbox's root.
 //
-//	/chronus     mode 0111, of an owner that no container maps
+//	/chronus, /chronus-files   mode 0111, of an owner that no container maps
 //	/dev         shared devices, read-only
 //	/mask/dir, /mask/file   what covers the entries of /proc
 //	/newroot, /proc         mount points
@@ -45,8 +45,8 @@ type startJob struct {
 // forkers is how many threads fork. More would only wait for each other.
 const forkers = 2
 
-func openShells(h *helloRequest, chronus *os.File) (*shells, error) {
-	platform, err := makePlatform(chronus)
+func openShells(h *helloRequest, chronus, files *os.File) (*shells, error) {
+	platform, err := makePlatform(chronus, files)
 	if err != nil {
 		return nil, err
 	}
@@ -91,7 +91,7 @@ func openShells(h *helloRequest, chronus *os.File) (*shells, error) {
 }
 
 // makePlatform makes the tmpfs of what containers share.
-func makePlatform(chronus *os.File) (int, error) {
+func makePlatform(chronus, files *os.File) (int, error) {
 	umask := unix.Umask(0)
 	defer unix.Umask(umask)
 	fd, err := newMount("tmpfs", unix.MOUNT_ATTR_NOSUID, option{Key: "source", Value: "dsec"}, option{Key: "mode", Value: "0755"})
@@ -107,6 +107,9 @@ func makePlatform(chronus *os.File) (int, error) {
 		return -1, err
 	}
 	if err := copyFile(fd, "chronus", chronus, 0o111); err != nil {
+		return -1, err
+	}
+	if err := copyFile(fd, "chronus-files", files, 0o111); err != nil {
 		return -1, err
 	}
 	for _, d := range confine.DevNodes() {
