@@ -54,8 +54,7 @@ func serverFlags(e *env, name string) (*flags, func(args []string) (*Config, err
 }
 
 // runUp serves the whole of DSec on one machine. Its halves share nothing but
-// a listener in memory: the apiserver half reaches the edge half by the edge
-// API alone.
+// a transport: the apiserver half reaches the edge half by the edge API alone.
 func runUp(ctx context.Context, e *env, args []string) error {
 	_, load := serverFlags(e, "up")
 	cfg, err := load(args)
@@ -76,9 +75,8 @@ func runUp(ctx context.Context, e *env, args []string) error {
 	reg := daemon.Registry()
 	node, err := startEdge(ctx, cfg, log, reg, &stack)
 	if err == nil {
-		memory, dial := daemon.Memory()
-		stack.Serve(daemon.HTTPServer(node.Handler(), log), memory, failed)
-		err = startAPI(ctx, cfg, log, reg, []watcher.Endpoint{{Name: "memory", Dial: dial}}, public, &stack, failed)
+		local := watcher.Endpoint{Name: "memory", Transport: &daemon.Local{Handler: node.Handler()}}
+		err = startAPI(ctx, cfg, log, reg, []watcher.Endpoint{local}, public, &stack, failed)
 	}
 	if err != nil {
 		return errors.Join(err, stop(log, &stack, node))

@@ -27,29 +27,29 @@ func BenchmarkForward(b *testing.B) {
 		mux := http.NewServeMux()
 		mux.Handle(dsecv1connect.NewEdgeServiceHandler(stub))
 		mux.Handle(dsecv1connect.NewProcessServiceHandler(stub))
-		l, dial := daemon.Memory()
+		endpoint := watcher.Endpoint{Name: via, Transport: &daemon.Local{Handler: mux}}
+		direct := endpoint.Transport
 		if via == "socket" {
-			var err error
 			path := testutil.Dir(b) + "/edge.sock"
-			l, err = daemon.ListenUnix(path)
+			l, err := daemon.ListenUnix(path)
 			check(b, err)
-			dial = func(ctx context.Context) (net.Conn, error) { return new(net.Dialer).DialContext(ctx, "unix", path) }
+			dial := func(ctx context.Context) (net.Conn, error) { return new(net.Dialer).DialContext(ctx, "unix", path) }
+			endpoint = watcher.Endpoint{Name: via, Dial: dial}
+			direct = &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) }}
+			srv := daemon.HTTPServer(mux, testutil.Logger(b))
+			go func() { _ = srv.Serve(l) }()
+			b.Cleanup(func() { _ = srv.Close() })
 		}
-		srv := daemon.HTTPServer(mux, testutil.Logger(b))
-		go func() { _ = srv.Serve(l) }()
-		b.Cleanup(func() { _ = srv.Close() })
 		req := &dsecv1.ExecRequest{SandboxId: string(dsec.NewSandboxID(stub.id)), Command: &dsecv1.Command{Argv: []string{"true"}}}
 		b.Run(via+"/edge", func(b *testing.B) {
-			direct := dsecv1connect.NewProcessServiceClient(&http.Client{Transport: &http.Transport{
-				DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) },
-			}}, "http://edge")
+			edge := dsecv1connect.NewProcessServiceClient(&http.Client{Transport: direct}, "http://edge")
 			cpu(b, func() {
-				_, err := direct.Exec(b.Context(), connect.NewRequest(req))
+				_, err := edge.Exec(b.Context(), connect.NewRequest(req))
 				check(b, err)
 			})
 		})
 		b.Run(via+"/apiserver", func(b *testing.B) {
-			r := newRigOver(b, []watcher.Endpoint{{Name: via, Dial: dial}})
+			r := newRigOver(b, []watcher.Endpoint{endpoint})
 			through := dsecv1connect.NewProcessServiceClient(http.DefaultClient, r.url)
 			cpu(b, func() {
 				call := connect.NewRequest(req)

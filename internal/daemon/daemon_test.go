@@ -68,13 +68,17 @@ func TestStackStopsBackwardsAndTellsAll(t *testing.T) {
 	}
 }
 
-func TestServeInMemoryAndStatus(t *testing.T) {
+func TestServeAndStatus(t *testing.T) {
 	var s Stack
-	l, dial := Memory()
+	path := filepath.Join(testutil.Dir(t), "s.sock")
+	l, err := ListenUnix(path)
+	check(t, err)
 	allowed := true
 	h := WithStatus(http.NotFoundHandler(), Registry(), func(*http.Request) bool { return allowed })
 	s.Serve(HTTPServer(h, testutil.Logger(t)), l, make(chan error, 1))
-	tr := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) }}
+	tr := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", path)
+	}}
 	get := func(path string) (int, string) {
 		res, err := (&http.Client{Transport: tr}).Get("http://x" + path)
 		check(t, err)

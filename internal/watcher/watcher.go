@@ -46,6 +46,8 @@ var ErrDial = errors.New("edge cannot be reached")
 type Endpoint struct {
 	Name string // unique and lasting: the socket's path, host:port
 	Dial func(ctx context.Context) (net.Conn, error)
+	// Transport, where set, makes all calls in the place of connections.
+	Transport http.RoundTripper
 }
 
 // Edge is one edge and the clients that reach it.
@@ -125,7 +127,10 @@ func newEdge(ep Endpoint) *Edge {
 	}
 	h2 := &http.Transport{DialContext: dial, DisableCompression: true, Protocols: new(http.Protocols)}
 	h2.Protocols.SetUnencryptedHTTP2(true)
-	one, two := &http.Client{Transport: h1}, &http.Client{Transport: h2}
+	one, two := caller{h1}, caller{h2}
+	if ep.Transport != nil {
+		one, two = caller{ep.Transport}, caller{ep.Transport}
+	}
 	const base = "http://edge"
 	opts := []connect.ClientOption{connect.WithReadMaxBytes(64 << 20), connect.WithAcceptCompression("gzip", nil, nil)}
 	return &Edge{
@@ -138,13 +143,20 @@ func newEdge(ep Endpoint) *Edge {
 	}
 }
 
+// caller makes calls by a transport alone: an edge sends no redirects, sets no
+// cookies, and has no proxy before it.
+type caller struct{ http.RoundTripper }
+
+// Do implements connect.HTTPClient.
+func (c caller) Do(req *http.Request) (*http.Response, error) { return c.RoundTrip(req) }
+
 // sessions sends RunCommands over HTTP/2 and the rest over HTTP/1.1.
 type sessions struct {
 	dsecv1connect.SessionServiceClient
 	bidi dsecv1connect.SessionServiceClient
 }
 
-func bidiOver(two, one *http.Client, base string, opts []connect.ClientOption) dsecv1connect.SessionServiceClient {
+func bidiOver(two, one connect.HTTPClient, base string, opts []connect.ClientOption) dsecv1connect.SessionServiceClient {
 	return sessions{
 		SessionServiceClient: dsecv1connect.NewSessionServiceClient(one, base, opts...),
 		bidi:                 dsecv1connect.NewSessionServiceClient(two, base, opts...),
