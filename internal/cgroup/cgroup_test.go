@@ -22,10 +22,19 @@ import (
 )
 
 func TestOOMIsToldForItsCommandAndSparesTheRest(t *testing.T) {
+	// The first command's memory is counted where the sandbox's is.
+	t.Run("of the first", func(t *testing.T) { testOOM(t, true) })
+	t.Run("of the second", func(t *testing.T) { testOOM(t, false) })
+}
+
+func testOOM(t *testing.T, first bool) {
 	tree := openTree(t, 0)
 	g := create(t, tree, idA, small)
 	init := chronus(t, g, "sleep 1000")
 	quiet, hungry := command(t, g), command(t, g)
+	if first {
+		quiet, hungry = hungry, quiet
+	}
 	neighbour := start(t, in(quiet, exec.Command("/bin/sleep", "1000")))
 
 	err := start(t, in(hungry, helper("eat"))).Wait()

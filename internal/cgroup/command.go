@@ -58,9 +58,10 @@ func (g *Group) AddCommandGroup() (_ *CommandGroup, err error) {
 	if err := made(g.tree.v2, g.name+sub); err != nil {
 		return nil, gone(fmt.Errorf("cgroup %s: %w", g.name+sub, err))
 	}
-	if hybrid {
-		if err := made(g.tree.v1["memory"], g.name+sub); err != nil {
-			return nil, gone(fmt.Errorf("cgroup memory/%s: %w", g.name+sub, err))
+	memory := g.memoryDir(g.commands)
+	if hybrid && memory != g.name {
+		if err := made(g.tree.v1["memory"], memory); err != nil {
+			return nil, gone(fmt.Errorf("cgroup memory/%s: %w", memory, err))
 		}
 	}
 	if err := g.delegate(sub); err != nil {
@@ -91,10 +92,10 @@ func (g *Group) AddCommandGroup() (_ *CommandGroup, err error) {
 	open(&c.Events, g.tree.v2, v2+"/cgroup.events", unix.O_RDONLY)
 	if hybrid {
 		c.Join = []int{-1, -1, -1}
-		open(&c.Join[0], g.tree.v1["memory"], v2+"/tasks", unix.O_WRONLY)
+		open(&c.Join[0], g.tree.v1["memory"], memory+"/tasks", unix.O_WRONLY)
 		open(&c.Join[1], g.tree.v1["pids"], g.name+"/tasks", unix.O_WRONLY)
 		open(&c.Join[2], g.tree.v1["cpu"], g.name+"/tasks", unix.O_WRONLY)
-		open(&c.OOM, g.tree.v1["memory"], v2+"/memory.oom_control", unix.O_RDONLY)
+		open(&c.OOM, g.tree.v1["memory"], memory+"/memory.oom_control", unix.O_RDONLY)
 	} else {
 		open(&c.OOM, g.tree.v2, v2+"/memory.events", unix.O_RDONLY)
 	}
@@ -103,6 +104,18 @@ func (g *Group) AddCommandGroup() (_ *CommandGroup, err error) {
 	}
 	g.commands++
 	return c, nil
+}
+
+// memoryDir is the v1 memory directory of command group n, whose count of OOM
+// kills is that of the command. The first one's is the sandbox's own: v1 counts
+// a kill only where the killed process was, and each memory cgroup costs the
+// kernel 1 KiB for every 64 file systems that are mounted, which is the most
+// of what a sandbox that runs one command at a time would cost.
+func (g *Group) memoryDir(n int) string {
+	if n == 0 {
+		return g.name
+	}
+	return g.name + "/" + strconv.Itoa(n)
 }
 
 // CommandGroups counts those made so far.

@@ -2,7 +2,6 @@ package cgroup
 
 import (
 	"errors"
-	"fmt"
 	"os"
 	"strconv"
 	"time"
@@ -188,7 +187,7 @@ func (g *Group) usageV1(u *dsec.Usage, commands int) error {
 	u.CPUThrottled = time.Duration(throttled)
 	// v1 counts a kill only where the killed process was.
 	for n := range commands {
-		kills, err := readKey(memory, fmt.Sprintf("%s/%d/memory.oom_control", g.name, n), "oom_kill")
+		kills, err := readKey(memory, g.memoryDir(n)+"/memory.oom_control", "oom_kill")
 		if err != nil {
 			return err
 		}

@@ -60,7 +60,7 @@ func (t *Tree) Attach(name string, id dsec.SandboxID, owner int, limits dsec.Lim
 		// v1 memory is made after v2: a pair that is half made is made again.
 		dir := g.name + g.commandDir() + "/" + strconv.Itoa(g.commands)
 		at := t.v2
-		if !t.layout.Unified {
+		if !t.layout.Unified && g.commands > 0 {
 			at = t.v1["memory"]
 		}
 		if unix.Faccessat(at, dir, unix.F_OK, 0) != nil {
