@@ -15,7 +15,7 @@ import (
 	"github.com/opendsec/dsec/internal/testutil"
 )
 
-func (f *fixture) read(t testing.TB, path string, offset, length int64) (string, error) {
+func read(t testing.TB, f *chronusapi.Client, path string, offset, length int64) (string, error) {
 	t.Helper()
 	r, err := f.Read(t.Context(), path, offset, length)
 	if err != nil {
@@ -26,7 +26,7 @@ func (f *fixture) read(t testing.TB, path string, offset, length int64) (string,
 	return string(b), err
 }
 
-func (f *fixture) write(t testing.TB, path, text string) error {
+func write(t testing.TB, f *chronusapi.Client, path, text string) error {
 	t.Helper()
 	n, err := f.Write(t.Context(), chronusapi.WriteRequest{Path: path}, strings.NewReader(text))
 	if err == nil && n != int64(len(text)) {
@@ -41,26 +41,26 @@ func TestReadAndWrite(t *testing.T) {
 	path := filepath.Join(dir, "na\nme\xff")
 	big := strings.Repeat("0123456789", 100_000)
 	for _, text := range []string{"", "short", big, "short again"} {
-		if err := f.write(t, path, text); err != nil {
+		if err := write(t, f, path, text); err != nil {
 			t.Fatal(err)
 		}
-		if got, err := f.read(t, path, 0, -1); err != nil || got != text {
+		if got, err := read(t, f, path, 0, -1); err != nil || got != text {
 			t.Fatalf("read %d bytes of %d, %v", len(got), len(text), err)
 		}
 	}
-	if got, err := f.read(t, path, 2, 3); err != nil || got != "ort" {
+	if got, err := read(t, f, path, 2, 3); err != nil || got != "ort" {
 		t.Errorf("a range: %q, %v", got, err)
 	}
-	if got, err := f.read(t, path, 1000, 3); err != nil || got != "" {
+	if got, err := read(t, f, path, 1000, 3); err != nil || got != "" {
 		t.Errorf("past the end: %q, %v", got, err)
 	}
-	if got, err := f.read(t, "/proc/self/status", 0, -1); err != nil || !strings.Contains(got, "Pid:") {
+	if got, err := read(t, f, "/proc/self/status", 0, -1); err != nil || !strings.Contains(got, "Pid:") {
 		t.Errorf("a file of unknown size: %q, %v", got, err)
 	}
 	if n, err := f.Write(t.Context(), chronusapi.WriteRequest{Path: path, Append: true}, strings.NewReader("++")); err != nil || n != 2 {
 		t.Fatal(n, err)
 	}
-	if got, err := f.read(t, path, 0, -1); err != nil || got != "short again++" {
+	if got, err := read(t, f, path, 0, -1); err != nil || got != "short again++" {
 		t.Errorf("appended: %q, %v", got, err)
 	}
 	if names := dirNames(t, dir); len(names) != 1 {
@@ -94,7 +94,7 @@ func TestWriteKeepsModeAndFollowsLinks(t *testing.T) {
 	if err := errors.Join(os.Symlink("sub/file", link), os.Symlink(link, link2)); err != nil {
 		t.Fatal(err)
 	}
-	if err := f.write(t, link2, "new"); err != nil {
+	if err := write(t, f, link2, "new"); err != nil {
 		t.Fatal(err)
 	}
 	st, err := os.Lstat(file)
@@ -118,7 +118,7 @@ func TestWriteKeepsModeAndFollowsLinks(t *testing.T) {
 	if err := os.Symlink("sub/made", dangling); err != nil {
 		t.Fatal(err)
 	}
-	if err := f.write(t, dangling, "made"); err != nil {
+	if err := write(t, f, dangling, "made"); err != nil {
 		t.Fatal(err)
 	}
 	if got, _ := os.ReadFile(filepath.Join(dir, "sub/made")); string(got) != "made" {
@@ -130,7 +130,7 @@ func TestFailedWriteLeavesTheOldFile(t *testing.T) {
 	f := newFixture(t)
 	dir := t.TempDir()
 	path := filepath.Join(dir, "file")
-	if err := f.write(t, path, "old"); err != nil {
+	if err := write(t, f, path, "old"); err != nil {
 		t.Fatal(err)
 	}
 	broken := errors.New("broken")
@@ -164,7 +164,7 @@ func TestFullDiskIsExhausted(t *testing.T) {
 	if names := dirNames(t, dir); len(names) != 0 {
 		t.Errorf("left behind: %q", names)
 	}
-	if err := f.write(t, path, "fits"); err != nil {
+	if err := write(t, f, path, "fits"); err != nil {
 		t.Errorf("afterwards: %v", err)
 	}
 }
@@ -188,27 +188,27 @@ func TestHostileFilesNeitherHangNorEscape(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"fifo", "magic-root", "magic-fd", "magic-exe", "loop", "zero", "dir"} {
-		_, err := f.read(t, at(name), 0, -1)
+		_, err := read(t, f, at(name), 0, -1)
 		wantError(t, err, dsec.CodeInvalid, "path")
 		if name != "zero" {
-			wantError(t, f.write(t, at(name), "x"), dsec.CodeInvalid, "path")
+			wantError(t, write(t, f, at(name), "x"), dsec.CodeInvalid, "path")
 		}
 		_, err = f.Write(t.Context(), chronusapi.WriteRequest{Path: at(name), Append: true}, strings.NewReader("x"))
 		wantError(t, err, dsec.CodeInvalid, "path")
 	}
 	for _, path := range []string{"/proc/self/root/etc/passwd", "/proc/self/cwd/x", "/dev/zero", "/proc/self/fd/1"} {
-		_, err := f.read(t, path, 0, -1)
+		_, err := read(t, f, path, 0, -1)
 		wantError(t, err, dsec.CodeInvalid, "path")
 	}
 	_, err = f.Write(t.Context(), chronusapi.WriteRequest{Path: "/proc/self/mem", Append: true}, strings.NewReader("x"))
 	wantError(t, err, dsec.CodeInvalid, "path")
-	_, err = f.read(t, at("none"), 0, -1)
+	_, err = read(t, f, at("none"), 0, -1)
 	wantError(t, err, dsec.CodeNotFound, "path")
-	wantError(t, f.write(t, at("none/file"), "x"), dsec.CodeNotFound, "path")
+	wantError(t, write(t, f, at("none/file"), "x"), dsec.CodeNotFound, "path")
 	if err := os.WriteFile(at("file"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	wantError(t, f.write(t, at("file/x"), "x"), dsec.CodeInvalid, "path")
+	wantError(t, write(t, f, at("file/x"), "x"), dsec.CodeInvalid, "path")
 }
 
 func TestStatAndList(t *testing.T) {
@@ -270,7 +270,7 @@ func TestMkdirRenameRemove(t *testing.T) {
 	if st, err := f.Stat(ctx, at("a/b/c"), true); err != nil || st.Mode != 0o2775 {
 		t.Errorf("mode 0%o, %v", st.Mode, err)
 	}
-	if err := f.write(t, at("a/file"), "x"); err != nil {
+	if err := write(t, f, at("a/file"), "x"); err != nil {
 		t.Fatal(err)
 	}
 	if err := f.Rename(ctx, at("a/file"), at("a/b/moved")); err != nil {

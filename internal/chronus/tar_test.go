@@ -260,10 +260,7 @@ func FuzzUpload(f *testing.F) {
 	f.Add(tarOf(f, entry{name: "l", link: "..", typ: tar.TypeSymlink}, entry{name: "l/escaped", typ: tar.TypeReg, text: "x"}))
 	f.Add(tarOf(f, entry{name: "a/b/c", typ: tar.TypeReg, text: "x"}, entry{name: "a", typ: tar.TypeDir}, entry{name: "h", link: "a/b/c", typ: tar.TypeLink}))
 	f.Add(tarOf(f, entry{name: "f", typ: tar.TypeFifo}, entry{name: "\xff", typ: tar.TypeReg}))
-	c, err := New(Config{})
-	if err != nil {
-		f.Fatal(err)
-	}
+	files := NewFiles()
 	f.Fuzz(func(t *testing.T, data []byte) {
 		parent := t.TempDir()
 		if err := os.WriteFile(filepath.Join(parent, "outside"), []byte("outside"), 0o600); err != nil {
@@ -271,7 +268,7 @@ func FuzzUpload(f *testing.F) {
 		}
 		before := describe(t, parent)
 		dst := filepath.Join(parent, "dst")
-		_, err := c.Upload(context.Background(), chronusapi.UploadRequest{Path: dst}, bytes.NewReader(data))
+		_, err := files.Upload(context.Background(), chronusapi.UploadRequest{Path: dst}, bytes.NewReader(data))
 		var de *dsec.Error
 		if err != nil && (!errors.As(err, &de) || de.Code == dsec.CodeInternal) {
 			t.Errorf("untyped error %v", err)

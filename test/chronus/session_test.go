@@ -1,8 +1,9 @@
-package chronus
+package chronus_test
 
 import (
 	"context"
 	"os"
+	"os/exec"
 	"strings"
 	"syscall"
 	"testing"
@@ -10,6 +11,8 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/chronusapi"
+	"github.com/opendsec/dsec/internal/testutil"
+	"golang.org/x/sys/unix"
 )
 
 func (f *fixture) session(t testing.TB, env ...string) string {
@@ -27,22 +30,40 @@ func (f *fixture) command(t testing.TB, session, text string) result {
 	return collect(t, s, err)
 }
 
-// shells runs a test with bash, and with a PATH that has only sh.
+// shells runs a test with every build, and the shells that a sandbox may have.
 func shells(t *testing.T, run func(t *testing.T, f *fixture, session string)) {
-	t.Run("bash", func(t *testing.T) {
-		f := newFixture(t)
-		run(t, f, f.session(t))
-	})
-	for name, sh := range map[string]string{"dash": "/bin/dash", "busybox": "/bin/busybox"} {
-		t.Run(name, func(t *testing.T) {
-			if _, err := os.Stat(sh); err != nil {
-				t.Skip(err)
-			}
-			f := newFixture(t)
-			f.c.shells = []string{sh}
+	for _, b := range builds {
+		t.Run(b.name+"/bash", func(t *testing.T) {
+			f := newFixture(t, b)
 			run(t, f, f.session(t))
 		})
+		for _, sh := range []string{"dash", "busybox"} {
+			t.Run(b.name+"/"+sh, func(t *testing.T) {
+				testutil.Require(t, testutil.Root, testutil.Program(sh))
+				f := newShellFixture(t, b, sh)
+				run(t, f, f.session(t))
+			})
+		}
 	}
+}
+
+// newShellFixture starts chronus where there is no bash and /bin/sh is sh.
+func newShellFixture(t *testing.T, b build, sh string) *fixture {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	sh, err = exec.LookPath(sh)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(self, "--ready", "--listen", "3")
+	cmd.Env = append(os.Environ(), stageEnv+"="+b.path(t), shellEnv+"="+sh)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS, Setsid: true}
+	f := startFixture(t, cmd)
+	t.Cleanup(func() { f.killAll(t) })
+	return f
 }
 
 func TestSessionKeepsItsState(t *testing.T) {
@@ -175,62 +196,71 @@ func TestInterruptKillsTheCommandOnly(t *testing.T) {
 }
 
 func TestSessionOutputLimit(t *testing.T) {
-	f := newFixture(t)
-	s := f.session(t)
-	f.command(t, s, "echo before")
-	st, err := f.RunCommand(t.Context(), chronusapi.SessionCommand{Session: s, Command: "yes", OutputLimit: 1000})
-	r := collect(t, st, err)
-	if len(r.stdout) != 1000 || !r.outcome.OutputLimit || r.outcome.TimedOut {
-		t.Errorf("%d bytes, %+v", len(r.stdout), r.outcome)
-	}
-	if r := f.command(t, s, "echo after"); r.stdout != "after\n" || r.outcome.OutputLimit {
-		t.Errorf("after: %+v", r)
-	}
+	each(t, func(t *testing.T, f *fixture) {
+		s := f.session(t)
+		f.command(t, s, "echo before")
+		st, err := f.RunCommand(t.Context(), chronusapi.SessionCommand{Session: s, Command: "yes", OutputLimit: 1000})
+		r := collect(t, st, err)
+		if len(r.stdout) != 1000 || !r.outcome.OutputLimit || r.outcome.TimedOut {
+			t.Errorf("%d bytes, %+v", len(r.stdout), r.outcome)
+		}
+		if r := f.command(t, s, "echo after"); r.stdout != "after\n" || r.outcome.OutputLimit {
+			t.Errorf("after: %+v", r)
+		}
+	})
 }
 
 func TestClosingASessionKillsAllItStarted(t *testing.T) {
-	f := newFixture(t)
-	s := f.session(t)
-	r := f.command(t, s, "sleep 1000 & echo $!")
-	if err := f.CloseSession(t.Context(), s); err != nil {
-		t.Fatal(err)
-	}
-	list, err := f.Processes(t.Context())
-	if err != nil || len(list) != 1 || list[0].Session != s || list[0].Outcome == nil {
-		t.Fatalf("got %+v, %v", list, err)
-	}
-	eventually(t, "the job is gone", func() bool {
-		_, err := os.Stat("/proc/" + strings.TrimSpace(r.stdout))
-		return err != nil
+	each(t, func(t *testing.T, f *fixture) {
+		s := f.session(t)
+		r := f.command(t, s, "sleep 1000 & echo $!")
+		if err := f.CloseSession(t.Context(), s); err != nil {
+			t.Fatal(err)
+		}
+		list, err := f.Processes(t.Context())
+		if err != nil || len(list) != 1 || list[0].Session != s || list[0].Outcome == nil {
+			t.Fatalf("got %+v, %v", list, err)
+		}
+		eventually(t, "the job is gone", func() bool {
+			_, err := os.Stat("/proc/" + strings.TrimSpace(r.stdout))
+			return err != nil
+		})
 	})
 }
 
 func TestSessionRefusals(t *testing.T) {
-	f := newFixture(t)
-	_, err := f.OpenSession(t.Context(), chronusapi.SessionRequest{Cwd: "/nonexistent"})
-	wantError(t, err, dsec.CodeNotFound, "cwd")
-	_, err = f.OpenSession(t.Context(), chronusapi.SessionRequest{User: "no-such-user"})
-	wantError(t, err, dsec.CodeNotFound, "user")
-	_, err = f.RunCommand(t.Context(), chronusapi.SessionCommand{Session: "s99", Command: "true"})
-	wantError(t, err, dsec.CodeNotFound, "session_id")
-	if list, err := f.Sessions(t.Context()); err != nil || len(list) != 0 {
-		t.Errorf("got %+v, %v", list, err)
-	}
+	each(t, func(t *testing.T, f *fixture) {
+		_, err := f.OpenSession(t.Context(), chronusapi.SessionRequest{Cwd: "/nonexistent"})
+		wantError(t, err, dsec.CodeNotFound, "cwd")
+		_, err = f.OpenSession(t.Context(), chronusapi.SessionRequest{User: "no-such-user"})
+		wantError(t, err, dsec.CodeNotFound, "user")
+		_, err = f.RunCommand(t.Context(), chronusapi.SessionCommand{Session: "s99", Command: "true"})
+		wantError(t, err, dsec.CodeNotFound, "session_id")
+		if list, err := f.Sessions(t.Context()); err != nil || len(list) != 0 {
+			t.Errorf("got %+v, %v", list, err)
+		}
+	})
 }
 
+// What a command writes to the descriptor of its shell's status is no status
+// unless it is one in every byte.
 func TestStatusLinesAreParsedStrictly(t *testing.T) {
-	for _, line := range []string{"", "\n", "1\n", "x 1\n", "0 1\n", "1 256\n", "1 -1\n", "-1 1\n", "1 1 1\n"} {
-		if n, s, ok := parseStatus([]byte(line)); ok {
-			t.Errorf("%q is %d %d", line, n, s)
+	each(t, func(t *testing.T, f *fixture) {
+		s := f.session(t)
+		for _, line := range []string{"", "%s", "x 1", "0 1", "%s 256", "%s -1", "-%s 1", "%s 1 1", " %s 1", "%s  1", "%s 1 ", "%s +1", "%s 0x1", "99999999999999999999 1", "%s 1\\r", "%s 1\\0"} {
+			if r := f.command(t, s, "printf -- '"+line+"\\n' $__dsec_n >&251; echo after; (exit 7)"); r.stdout != "after\n" || r.outcome.Code != 7 {
+				t.Errorf("%q: %+v", line, r)
+			}
 		}
-	}
-	if n, s, ok := parseStatus([]byte("12 255\n")); n != 12 || s != 255 || !ok {
-		t.Errorf("got %d %d %v", n, s, ok)
-	}
+		// The positive control, and why a session's status is only claimed.
+		if r := f.command(t, s, "printf '%s 9\\n' $__dsec_n >&251; (exit 7)"); r.outcome.Code != 9 || !r.outcome.Claimed {
+			t.Errorf("got %+v", r)
+		}
+	})
 }
 
 func BenchmarkSessionBuiltin(b *testing.B) {
-	f := newFixture(b)
+	f := newFixture(b, shipped)
 	s := f.session(b)
 	for b.Loop() {
 		f.command(b, s, ":")
@@ -238,7 +268,7 @@ func BenchmarkSessionBuiltin(b *testing.B) {
 }
 
 func BenchmarkExecTrue(b *testing.B) {
-	f := newFixture(b)
+	f := newFixture(b, shipped)
 	req := argv("/bin/true")
 	for b.Loop() {
 		f.run(b, req)
@@ -247,31 +277,32 @@ func BenchmarkExecTrue(b *testing.B) {
 
 // A second command waits for the first, also where nobody reads that any more.
 func TestSessionCommandsWaitForEachOther(t *testing.T) {
-	f := newFixture(t)
-	s := f.session(t)
-	dir := t.TempDir()
-	if err := syscall.Mkfifo(dir+"/go", 0o600); err != nil {
-		t.Fatal(err)
-	}
-	ctx, leave := context.WithCancel(t.Context())
-	first, err := f.RunCommand(ctx, chronusapi.SessionCommand{Session: s, Command: "cd " + dir + "; read x <go; A=$x"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if ev, err := first.Next(); err != nil || ev.Kind != chronusapi.EventStarted {
-		t.Fatal(ev, err)
-	}
-	if list, err := f.Sessions(t.Context()); err != nil || len(list) != 1 || !list[0].Busy {
-		t.Errorf("got %+v, %v", list, err)
-	}
-	leave()
-	_ = first.Close()
-	got := make(chan result, 1)
-	go func() { got <- f.command(t, s, "echo $A") }()
-	if err := os.WriteFile(dir+"/go", []byte("first\n"), 0); err != nil {
-		t.Fatal(err)
-	}
-	if r := <-got; r.stdout != "first\n" || r.outcome.Code != 0 {
-		t.Errorf("%+v, want the state that the first command left", r)
-	}
+	each(t, func(t *testing.T, f *fixture) {
+		s := f.session(t)
+		dir := t.TempDir()
+		if err := syscall.Mkfifo(dir+"/go", 0o600); err != nil {
+			t.Fatal(err)
+		}
+		ctx, leave := context.WithCancel(t.Context())
+		first, err := f.RunCommand(ctx, chronusapi.SessionCommand{Session: s, Command: "cd " + dir + "; read x <go; A=$x"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if ev, err := first.Next(); err != nil || ev.Kind != chronusapi.EventStarted {
+			t.Fatal(ev, err)
+		}
+		if list, err := f.Sessions(t.Context()); err != nil || len(list) != 1 || !list[0].Busy {
+			t.Errorf("got %+v, %v", list, err)
+		}
+		leave()
+		_ = first.Close()
+		got := make(chan result, 1)
+		go func() { got <- f.command(t, s, "echo $A") }()
+		if err := os.WriteFile(dir+"/go", []byte("first\n"), 0); err != nil {
+			t.Fatal(err)
+		}
+		if r := <-got; r.stdout != "first\n" || r.outcome.Code != 0 {
+			t.Errorf("%+v, want the state that the first command left", r)
+		}
+	})
 }
