@@ -174,7 +174,7 @@ func (c *composer) compose(layers []int, idmap bool, userns, volume int) (root i
 		}
 		if !c.attached.Load() {
 			root, err = overlayDetached(copies, volume)
-			if !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.EOPNOTSUPP) {
+			if !takesNoDescriptors(err) {
 				return err
 			}
 		}
@@ -186,6 +186,12 @@ func (c *composer) compose(layers []int, idmap bool, userns, volume int) (root i
 		return nil
 	})
 	return root, err
+}
+
+// takesNoDescriptors tells what overlayfs says where it wants paths. Linux 6.12
+// looks for the text of a descriptor that it was given as a file.
+func takesNoDescriptors(err error) bool {
+	return errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EBADF)
 }
 
 // copyLayers returns detached copies of the layers, highest first, as
