@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -27,6 +28,7 @@ type btrfs struct {
 	sysfs string // /sys/fs/btrfs/<uuid>
 
 	dirty chan struct{} // a removal wants the cleaner to run
+	free  *recycler
 }
 
 const (
@@ -48,6 +50,7 @@ func openBtrfs(s *Store) (driver, error) {
 	if err := b.enableQuota(); err != nil {
 		return nil, errors.Join(err, b.close(), b.destroy())
 	}
+	b.free = newRecycler(b)
 	s.wg.Go(b.clean)
 	return b, nil
 }
@@ -175,10 +178,16 @@ func (b *btrfs) name() string { return "btrfs" }
 func (b *btrfs) inodes() bool { return false }
 
 func (b *btrfs) create(_ context.Context, id string, req Request) (int, error) {
-	var args volArgs
-	copy(args.name[:len(args.name)-1], id)
-	if err := ioctl(b.fd, iocSubvolCreate, &args); err != nil {
-		return -1, fmt.Errorf("btrfs: create subvolume: %w", err)
+	again, err := b.free.take(id)
+	if err != nil {
+		return -1, err
+	}
+	if !again {
+		var args volArgs
+		copy(args.name[:len(args.name)-1], id)
+		if err := ioctl(b.fd, iocSubvolCreate, &args); err != nil {
+			return -1, fmt.Errorf("btrfs: create subvolume: %w", err)
+		}
 	}
 	// Not O_PATH: the limit is set through it.
 	fd, err := unix.Openat(b.fd, id, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
@@ -228,6 +237,14 @@ func (b *btrfs) subvolID(dir int) (uint64, error) {
 }
 
 func (b *btrfs) remove(_ context.Context, id string) error {
+	if kept, err := b.free.put(id); kept || err != nil {
+		return err
+	}
+	return b.drop(id)
+}
+
+// drop removes a subvolume for good.
+func (b *btrfs) drop(id string) error {
 	var args volArgs
 	copy(args.name[:len(args.name)-1], id)
 	if err := ioctl(b.fd, iocSnapDestroy, &args); err != nil {
@@ -267,7 +284,10 @@ func (b *btrfs) clean() {
 	}
 }
 
-func (b *btrfs) list() ([]string, error) { return readNames(b.fd, ".") }
+func (b *btrfs) list() ([]string, error) {
+	names, err := readNames(b.fd, ".")
+	return slices.DeleteFunc(names, b.free.owns), err
+}
 
 // close unmounts an image without volumes: a node that is done with its
 // sandboxes is left as it was. One that is still busy with what removals left
@@ -276,8 +296,12 @@ func (b *btrfs) close() error {
 	if b.fd < 0 {
 		return nil
 	}
-	ids, err := b.list()
-	err = errors.Join(err, unix.Close(b.fd))
+	var err error
+	if b.free != nil {
+		err = b.free.close()
+	}
+	ids, lerr := readNames(b.fd, ".")
+	err = errors.Join(err, lerr, unix.Close(b.fd))
 	b.fd = -1
 	if err != nil || len(ids) > 0 {
 		return err

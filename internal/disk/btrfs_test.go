@@ -63,9 +63,12 @@ func TestRemovedVolumesLeaveNoQuotaGroup(t *testing.T) {
 		id := dsec.SandboxID(fmt.Sprintf("aaaaa%020s", strings.Repeat(string(rune('a'+n)), 20)))
 		v := create(t, s, id, 32<<20, 0)
 		dir, done := use(t, v)
-		err := os.WriteFile(dir+"/file", make([]byte, 1<<20), 0o644)
+		var errs []error
+		for n := range maxEntries { // too many to be used again
+			errs = append(errs, os.WriteFile(fmt.Sprintf("%s/%d", dir, n), make([]byte, 64<<10), 0o644))
+		}
 		done()
-		if err != nil {
+		if err := errors.Join(errs...); err != nil {
 			t.Fatal(err)
 		}
 		if err := v.Remove(context.Background()); err != nil {

@@ -1,0 +1,174 @@
+package disk
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// recycler keeps emptied subvolumes for the next volumes. To drop one makes the
+// kernel commit a transaction for it alone (to settle its quota), ten times the
+// cost of the few unlinks that empty a volume in which little was done; what
+// more was done in is dropped.
+//
+// All inodes of an emptied volume are new, so that nothing of them outlives it:
+// no data, owner, attribute or lock. Only the numbers of inodes go on counting.
+type recycler struct {
+	b      *btrfs
+	prefix string // of the names of this Store's subvolumes that are nobody's
+
+	dirty chan string
+	done  chan struct{} // closed when the last of dirty is dealt with
+
+	mu     sync.Mutex
+	free   []string
+	closed bool
+}
+
+const (
+	// freePrefix is in no sandbox's ID.
+	freePrefix = "free-"
+	// maxFree bounds the subvolumes that are kept, emptied or not yet.
+	maxFree = 32
+	// maxEntries and maxResidue are what a volume may hold to be emptied.
+	// Data that is freed is the volume's until the next commit.
+	maxEntries = 64
+	maxResidue = 256 << 10
+)
+
+func newRecycler(b *btrfs) *recycler {
+	r := &recycler{b: b, prefix: freePrefix + rand.Text()[:8] + "-", dirty: make(chan string, maxFree), done: make(chan struct{})}
+	go func() {
+		defer close(r.done)
+		for name := range r.dirty {
+			r.empty(name)
+		}
+	}()
+	return r
+}
+
+// take gives an emptied subvolume a name. It reports false where there is none.
+func (r *recycler) take(id string) (bool, error) {
+	r.mu.Lock()
+	if len(r.free) == 0 {
+		r.mu.Unlock()
+		return false, nil
+	}
+	name := r.free[len(r.free)-1]
+	r.free = r.free[:len(r.free)-1]
+	r.mu.Unlock()
+	err := unix.Renameat2(r.b.fd, name, r.b.fd, id, unix.RENAME_NOREPLACE)
+	if err != nil {
+		return false, errors.Join(fmt.Errorf("btrfs: rename subvolume: %w", err), r.b.drop(name))
+	}
+	return true, nil
+}
+
+// put takes a subvolume away from its name. It reports false where it does not
+// want it.
+func (r *recycler) put(id string) (bool, error) {
+	if strings.HasPrefix(id, freePrefix) { // what an earlier Store left
+		return false, nil
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed || len(r.free)+len(r.dirty) >= maxFree {
+		return false, nil
+	}
+	name := r.prefix + rand.Text()
+	if err := unix.Renameat2(r.b.fd, id, r.b.fd, name, unix.RENAME_NOREPLACE); err != nil {
+		return false, fmt.Errorf("btrfs: rename subvolume: %w", err)
+	}
+	r.dirty <- name // there is room: only put sends, and holds the lock
+	return true, nil
+}
+
+// empty makes a subvolume a free one, or drops it.
+func (r *recycler) empty(name string) {
+	ok, err := r.small(name)
+	r.mu.Lock()
+	if ok = ok && err == nil && !r.closed; ok {
+		r.free = append(r.free, name)
+	}
+	r.mu.Unlock()
+	if !ok {
+		err = errors.Join(err, r.b.drop(name))
+	}
+	if err != nil {
+		r.b.s.log.Warn("disk: a volume is not used again", "err", err)
+	}
+}
+
+// small empties a subvolume, if that is little work.
+func (r *recycler) small(name string) (bool, error) {
+	u, err := r.b.usage(name)
+	if err != nil || u.Bytes > maxResidue {
+		return false, err
+	}
+	fd, err := unix.Openat(r.b.fd, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return false, err
+	}
+	left := maxEntries
+	return emptySmall(fd, &left)
+}
+
+// emptySmall removes everything in a directory, whose descriptor it closes. It
+// reports false once there is more than so many entries. A tree is as deep as
+// left at most, and nobody else uses it any more.
+func emptySmall(fd int, left *int) (bool, error) {
+	dir := os.NewFile(uintptr(fd), "volume")
+	defer dir.Close()
+	names, err := dir.Readdirnames(*left + 1)
+	if err != nil && err != io.EOF {
+		return false, err
+	}
+	if *left -= len(names); *left < 0 {
+		return false, nil
+	}
+	for _, name := range names {
+		err := unix.Unlinkat(fd, name, 0)
+		if err == unix.EISDIR {
+			var child int
+			child, err = unix.Openat(fd, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+			if err == nil {
+				if ok, err := emptySmall(child, left); !ok || err != nil {
+					return false, err
+				}
+				err = unix.Unlinkat(fd, name, unix.AT_REMOVEDIR)
+			}
+		}
+		if err != nil {
+			return false, err
+		}
+	}
+	return true, nil
+}
+
+// close drops what is kept.
+func (r *recycler) close() error {
+	r.mu.Lock()
+	if r.closed {
+		r.mu.Unlock()
+		return nil
+	}
+	r.closed = true
+	close(r.dirty)
+	r.mu.Unlock()
+	<-r.done
+	var errs []error
+	for _, name := range r.free {
+		errs = append(errs, r.b.drop(name))
+	}
+	r.free = nil
+	return errors.Join(errs...)
+}
+
+// owns tells whether a name is of a subvolume that is kept here.
+func (r *recycler) owns(name string) bool { return strings.HasPrefix(name, r.prefix) }
