@@ -69,7 +69,12 @@ func (l *launch) build() {
 	if cwd == "" {
 		cwd = "/"
 	}
-	p.Call(callChdir, unix.SYS_CHDIR, rawexec.Str(cwd))
+	// Not chdir: the path may lead through a symlink that the agent made to
+	// /proc/self/fd, where chronus's own descriptors, such as those of cgroups on
+	// the host, still are.
+	how := &unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_MAGICLINKS}
+	dir := p.Call(callChdir, unix.SYS_OPENAT2, rawexec.Int(unix.AT_FDCWD), rawexec.Str(cwd), rawexec.Ptr(unsafe.Pointer(how)), rawexec.Int(unix.SizeofOpenHow))
+	p.Call(callChdir, unix.SYS_FCHDIR, rawexec.Result(dir))
 	p.Call("close on exec", unix.SYS_CLOSE_RANGE, rawexec.Int(3), rawexec.Int(^uint32(0)), rawexec.Int(unix.CLOSE_RANGE_CLOEXEC))
 	if f := l.c.setup.filter; len(f) > 0 {
 		prog := &unix.SockFprog{Len: uint16(len(f)), Filter: &f[0]}
