@@ -1,0 +1,108 @@
+#define _GNU_SOURCE
+#include "loop.h"
+
+#include "sys.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+
+static int epoll_fd = -1;
+static struct epoll_event batch[16]; // what the kernel told last
+static int batch_len;
+static struct timer *timers; // the next one first
+
+void loop_init(void) {
+	epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+	if (epoll_fd < 0)
+		_exit(1);
+}
+
+static void forget(struct watch *w) {
+	for (int i = 0; i < batch_len; i++)
+		if (batch[i].data.ptr == w)
+			batch[i].data.ptr = NULL;
+}
+
+bool watch_set(struct watch *w, uint32_t events) {
+	if (events == w->events)
+		return true;
+	struct epoll_event e = {.events = events, .data.ptr = w};
+	int op = !w->events ? EPOLL_CTL_ADD : events ? EPOLL_CTL_MOD : EPOLL_CTL_DEL;
+	if (epoll_ctl(epoll_fd, op, w->fd, &e) != 0)
+		return false;
+	w->events = events;
+	if (!events)
+		forget(w);
+	return true;
+}
+
+void watch_close(struct watch *w) {
+	if (w->fd < 0)
+		return;
+	// A descriptor that a child inherited for a moment would stay in the set.
+	watch_set(w, 0);
+	w->events = 0;
+	forget(w);
+	close(w->fd);
+	w->fd = -1;
+}
+
+void timer_stop(struct timer *t) {
+	if (!t->at)
+		return;
+	t->at = 0;
+	for (struct timer **p = &timers; *p; p = &(*p)->next)
+		if (*p == t) {
+			*p = t->next;
+			return;
+		}
+}
+
+void timer_set(struct timer *t, uint64_t at) {
+	timer_stop(t);
+	t->at = at ? at : 1;
+	struct timer **p = &timers;
+	while (*p && (*p)->at <= t->at)
+		p = &(*p)->next;
+	t->next = *p;
+	*p = t;
+}
+
+static int wait_events(uint64_t ns) {
+	static bool coarse; // a kernel or a filter without epoll_pwait2
+	if (!coarse) {
+		struct timespec t = {.tv_sec = (time_t)(ns / SECOND), .tv_nsec = (long)(ns % SECOND)};
+		long n = syscall(SYS_epoll_pwait2, epoll_fd, batch, (int)(sizeof batch / sizeof *batch), &t, NULL, 0);
+		if (n >= 0 || (errno != ENOSYS && errno != EPERM))
+			return (int)n;
+		coarse = true;
+	}
+	return epoll_wait(epoll_fd, batch, sizeof batch / sizeof *batch, (int)((ns + MILLISECOND - 1) / MILLISECOND));
+}
+
+void loop_once(uint64_t max) {
+	uint64_t ns = max;
+	if (timers) {
+		uint64_t t = now();
+		ns = timers->at <= t ? 0 : min_u64(max, timers->at - t);
+	}
+	int n = wait_events(ns);
+	batch_len = n > 0 ? n : 0;
+	for (int i = 0; i < batch_len; i++) {
+		struct watch *w = batch[i].data.ptr;
+		if (w)
+			w->ready(w, batch[i].events);
+	}
+	batch_len = 0;
+	if (!timers)
+		return;
+	// Those that are set meanwhile for now wait for the next round.
+	for (uint64_t t = now(); timers && timers->at <= t;) {
+		struct timer *first = timers;
+		timers = first->next;
+		first->at = 0;
+		first->fire(first);
+	}
+}
