@@ -271,6 +271,10 @@ void call_writable(struct conn *c) {
 		reader_pump(c);
 }
 
+bool call_survives(struct conn *c) {
+	return c->wait == WAIT_NOTHING || (c->wait == WAIT_EXEC && c->p->detached);
+}
+
 static void unlink_waiter(struct conn **list, const struct conn *c) {
 	for (; *list; list = &(*list)->next)
 		if (*list == c) {

@@ -92,7 +92,14 @@ static void set_user(const struct plan *p, const struct account *a) {
 
 static void set_cwd(const struct plan *p) {
 	const char *cwd = p->cmd->cwd.n ? p->cmd->cwd.s : "/";
-	if (chdir(cwd) == 0)
+	// Through no link of /proc: those lead to chronus's own descriptors, among
+	// them cgroups of the host, which this process has until it execs.
+	struct open_how_ how = {.flags = O_PATH | O_DIRECTORY | O_CLOEXEC, .resolve = RESOLVE_NO_MAGICLINKS_};
+	int fd;
+	do
+		fd = sys_openat2(AT_FDCWD, cwd, &how);
+	while (fd < 0 && (errno == EINTR || errno == EAGAIN));
+	if (fd >= 0 && fchdir(fd) == 0)
 		return;
 	struct err e;
 	err_file(&e, errno, field(p, "command.cwd"), cwd);
@@ -201,20 +208,15 @@ static void look_session(struct search *s) {
 	for (int i = 0; i < 3; i++)
 		if (dup3(high[i], SESSION_BASH_FD + i, 0) < 0)
 			fail(p, "dup");
-	if (!session_shell) {
-		char *bash[] = {"bash", "--noprofile", "--norc", "-c", (char *)(uintptr_t)session_bash_loop, NULL};
-		look_shell(s, "bash", bash);
-	}
+	char *bash[] = {"bash", "--noprofile", "--norc", "-c", (char *)(uintptr_t)session_bash_loop, NULL};
+	look_shell(s, "bash", bash);
 	// There is no bash.
 	for (int i = 0; i < 3; i++)
 		if (dup3(SESSION_BASH_FD + i, SESSION_SH_FD + i, 0) < 0)
 			fail(p, "dup");
 	syscall(SYS_close_range, SESSION_BASH_FD, SESSION_BASH_FD + 2, 0);
 	char *sh[] = {"sh", "-c", (char *)(uintptr_t)session_sh_loop, NULL};
-	if (session_shell)
-		try(s, session_shell, sh);
-	else
-		look_shell(s, "sh", sh);
+	look_shell(s, "sh", sh);
 }
 
 static void look_command(struct search *s) {

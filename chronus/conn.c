@@ -24,7 +24,7 @@ static void unsettle(struct conn *c) {
 }
 
 static void watch_conn(struct conn *c) {
-	uint32_t events = EPOLLRDHUP | (c->early ? 0 : EPOLLIN) | (c->blocked ? EPOLLOUT : 0);
+	uint32_t events = (c->half ? 0 : EPOLLRDHUP) | (c->early ? 0 : EPOLLIN) | (c->blocked ? EPOLLOUT : 0);
 	if (!watch_set(&c->w, events))
 		conn_close(c);
 }
@@ -262,7 +262,7 @@ void conn_put_data(struct conn *c, uint8_t type, const struct buf *head, const v
 // call_over makes the connection ready for the next request.
 static void call_over(struct conn *c) {
 	c->wait = WAIT_NOTHING;
-	c->no_files = false;
+	c->no_files = c->half = false;
 	buf_free(&c->msg);
 	unsettle(c);
 }
@@ -291,9 +291,12 @@ void conn_refuse(struct conn *c, const struct err *e) {
 static void on_ready(struct watch *w, uint32_t events) {
 	struct conn *c = container_of(w, struct conn, w);
 	if (events & (EPOLLERR | EPOLLHUP | EPOLLRDHUP) && busy(c)) {
-		// A client that goes away in a call has given it up.
-		conn_close(c);
-		return;
+		if (events & (EPOLLERR | EPOLLHUP) || !call_survives(c)) {
+			conn_close(c); // a client that goes away in a call has given it up
+			return;
+		}
+		c->half = c->early = true; // it still reads
+		watch_conn(c);
 	}
 	if (events & EPOLLOUT && c->blocked) {
 		c->blocked = false;

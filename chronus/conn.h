@@ -82,7 +82,9 @@ struct conn {
 	// What comes in.
 	uint8_t head[HEADER_LEN]; // of the frame, or the preface
 	uint8_t head_len;
-	bool greeted, in_payload, early;
+	bool greeted, in_payload;
+	bool early; // more than is taken now came, or may have come
+	bool half;  // the client will send no more, but reads
 	uint32_t left;    // of the frame's payload
 	struct buf msg;   // the message; has a NUL after it
 	uint8_t *rest;    // came while a call was under way
@@ -136,6 +138,9 @@ void conn_settle(void);
 void call_serve(struct conn *c, uint8_t call, struct dec *d);
 void call_writable(struct conn *c);
 void call_cancel(struct conn *c);
+// call_survives tells whether the call under way goes on although its client
+// will send no more.
+bool call_survives(struct conn *c);
 // call_to_files tells whether a file call, of which the header is there, goes
 // to the process that serves them. Then the connection has been handed over
 // with the n bytes at p that were read after the header, or waits for that;

@@ -29,14 +29,13 @@
 #define LISTEN_FD 3
 
 static void usage(void) {
-	static const char text[] = "usage: chronus [--ready] [--listen FD] [--shell PATH]\n";
+	static const char text[] = "usage: chronus [--ready] [--listen FD]\n";
 	if (write(2, text, sizeof text - 1) < 0)
 		_exit(3);
 	_exit(2);
 }
 
-// options are for tests: --ready needs no Setup and lets orphans come to it,
-// --shell is what sessions use in place of bash and sh.
+// options are for tests: --ready needs no Setup and lets orphans come to it.
 static int options(int argc, char **argv) {
 	uint64_t fd = LISTEN_FD;
 	for (int i = 1; i < argc; i++) {
@@ -44,8 +43,6 @@ static int options(int argc, char **argv) {
 			sandbox_ready = true;
 		else if (strcmp(argv[i], "--listen") == 0 && i + 1 < argc && parse_u64(argv[i + 1], strlen(argv[i + 1]), 1 << 20, &fd))
 			i++;
-		else if (strcmp(argv[i], "--shell") == 0 && i + 1 < argc)
-			session_shell = argv[++i];
 		else
 			usage();
 	}

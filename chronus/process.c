@@ -76,6 +76,7 @@ static void complete(struct process *p) {
 	p->has_outcome = true;
 	p->end_seq = p->spool.next;
 	p->finished = now();
+	spool_trim(&p->spool);
 	running--;
 	input_close(&p->input);
 	for (struct reader *r = p->readers; r; r = r->next)

@@ -33,7 +33,6 @@ const char session_sh_loop[] = "__dsec_status() { return \"$1\"; }\n"
 			       "__dsec_s=$?\n"
 			       "printf '%s %s\\n' \"$__dsec_n\" \"$__dsec_s\" >&7\n"
 			       "done";
-const char *session_shell;
 
 // run is the command under way.
 struct run {

@@ -45,8 +45,6 @@ bool session_interrupt_run(struct session *s);
 #define SESSION_BASH_FD 250
 #define SESSION_SH_FD 6
 extern const char session_bash_loop[], session_sh_loop[];
-// session_shell, where not NULL, is the path of a POSIX shell to use (tests).
-extern const char *session_shell;
 
 // parse_status reads "<number> <status>", without the new line.
 bool parse_status(const char *line, size_t n, uint64_t *number, uint8_t *status);

@@ -87,6 +87,22 @@ void spool_wrote(struct spool *s, size_t n) {
 		s->grow = 2 * size < MAX_BLOCK ? 2 * size : MAX_BLOCK;
 }
 
+void spool_trim(struct spool *s) {
+	struct block *b = s->last;
+	if (!b || b->mapped || b->cap == b->len)
+		return;
+	s->size -= b->cap - b->len;
+	used -= b->cap - b->len;
+	b->cap = b->len;
+	b = xrealloc(b, sizeof *b + b->len);
+	for (struct block **at = &s->first; *at; at = &(*at)->next)
+		if (*at == s->last) {
+			*at = b;
+			break;
+		}
+	s->last = b;
+}
+
 void spool_free(struct spool *s) {
 	while (s->first)
 		drop(s);

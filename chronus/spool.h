@@ -35,6 +35,9 @@ struct spool {
 uint8_t *spool_space(struct spool *s, uint8_t stream, size_t *room);
 void spool_wrote(struct spool *s, size_t n);
 
+// spool_trim gives back what the last block has not been filled with.
+void spool_trim(struct spool *s);
+
 // spool_free forgets everything.
 void spool_free(struct spool *s);
 
