@@ -10,21 +10,13 @@
 // As PID 1 it has no handlers: the kernel drops every signal from inside its
 // namespace that would end it, so root inside cannot. A real fault still does.
 
-#define _GNU_SOURCE
-#include "main.h"
-
 #include "calls.h"
-#include "child.h"
-#include "files.h"
-#include "process.h"
-#include "pty.h"
-#include "reaper.h"
+#include "chronus.h"
 
 #include <fcntl.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
-#include <sys/stat.h>
+#include <unistd.h>
 
 #define LISTEN_FD 3
 
@@ -51,26 +43,6 @@ static int options(int argc, char **argv) {
 	return (int)fd;
 }
 
-void chronus_init(void) {
-	loop_init();
-	reaper_init();
-	pty_init();
-	null_fd = open("/dev/null", O_RDWR | O_CLOEXEC);
-	if (null_fd < 0)
-		_exit(1);
-	umask(0); // modes are those of the requests
-	as_root = geteuid() == 0;
-	const char *files = getenv("CHRONUS_FILES");
-	files_init(files ? files : "/chronus-files");
-}
-
-void chronus_round(uint64_t max) {
-	loop_once(max);
-	conn_settle();
-	forget_oldest();
-}
-
-#ifndef FUZZ
 int main(int argc, char **argv) {
 	int fd = options(argc, argv);
 	if (fcntl(fd, F_SETFD, FD_CLOEXEC) != 0 || fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK) != 0)
@@ -80,4 +52,3 @@ int main(int argc, char **argv) {
 	for (;;)
 		chronus_round(3600 * SECOND);
 }
-#endif

@@ -1,0 +1,30 @@
+#include "chronus.h"
+
+#include "child.h"
+#include "files.h"
+#include "process.h"
+#include "pty.h"
+#include "reaper.h"
+
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+
+void chronus_init(void) {
+	loop_init();
+	reaper_init();
+	pty_init();
+	null_fd = open("/dev/null", O_RDWR | O_CLOEXEC);
+	if (null_fd < 0)
+		_exit(1);
+	umask(0);
+	as_root = geteuid() == 0;
+	const char *files = getenv("CHRONUS_FILES"); // tests; PID 1 has no environment
+	files_init(files ? files : "/chronus-files");
+}
+
+void chronus_round(uint64_t max) {
+	loop_once(max);
+	conn_settle();
+	forget_oldest();
+}
