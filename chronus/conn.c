@@ -95,8 +95,13 @@ static void header_done(struct conn *c, const uint8_t *p, size_t n) {
 		conn_close(c);
 		return;
 	}
-	if (type >= CALL_STAT && type <= CALL_UPLOAD && c->msg.n == 0 && !c->discard && c->fds_len == 0 && call_to_files(c, p, n))
-		return;
+	if (type >= CALL_STAT && type <= CALL_UPLOAD && c->msg.n == 0 && !c->discard && c->fds_len == 0) {
+		flush(c); // answers of calls before: from then on another writes
+		if (c->blocked)
+			conn_close(c); // a client that reads no answers and goes on asking
+		if (c->dead || call_to_files(c, p, n))
+			return;
+	}
 	begin_payload(c, len);
 }
 
