@@ -40,10 +40,10 @@ func each(t *testing.T, run func(t *testing.T, f *fixture)) {
 	}
 }
 
-func newFixture(t testing.TB, b build) *fixture {
+func newFixture(t testing.TB, b build, env ...string) *fixture {
 	t.Helper()
 	cmd := exec.Command(b.path(t), "--ready", "--listen", "3")
-	cmd.Env = append(os.Environ(), "CHRONUS_FILES="+made(t, chronusFiles))
+	cmd.Env = append(append(os.Environ(), "CHRONUS_FILES="+made(t, chronusFiles)), env...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	f := startFixture(t, cmd)
 	t.Cleanup(func() { f.killAll(t) })

@@ -48,8 +48,8 @@ type build struct {
 }
 
 var (
-	shipped = build{"chronus", program("chronus", "go", "build", "-o", "OUT", "../../cmd/chronus")}
-	builds  = []build{shipped}
+	shipped = build{"chronus", program("chronus", "../../chronus/build", "OUT")}
+	builds  = []build{shipped, {"sanitized", program("sanitized", "../../chronus/build", "--asan", "OUT")}}
 
 	chronusFiles = program("chronus-files", "go", "build", "-trimpath", "-ldflags=-s -w", "-o", "OUT", "../../cmd/chronus-files")
 )
