@@ -9,6 +9,7 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/apierr"
+	"github.com/opendsec/dsec/internal/daemon"
 	"github.com/opendsec/dsec/internal/watcher"
 	"github.com/opendsec/dsec/proto/dsec/v1/dsecv1connect"
 )
@@ -67,8 +68,8 @@ func forward[C, Req, Res any](
 	return connect.NewResponse(res.Msg), nil
 }
 
-// download forwards a call that is answered by a stream. One message is in
-// memory at a time, and a slow reader slows the edge down.
+// download forwards a call that is answered by a stream to the edge of the
+// sandbox that the request names.
 func download[C, Req, Res any, P sandboxRequest[Req]](
 	ctx context.Context, s *Server, msg *Req, out *connect.ServerStream[Res],
 	client func(*watcher.Edge) C, call func(C, context.Context, *connect.Request[Req]) (*connect.ServerStreamForClient[Res], error),
@@ -77,16 +78,31 @@ func download[C, Req, Res any, P sandboxRequest[Req]](
 	if err != nil {
 		return err
 	}
+	return relay(ctx, edge, client(edge), call, msg, out.Send)
+}
+
+// relay makes a call at an edge and sends on what it is answered by. One
+// message is in memory at a time, and a slow reader slows the edge down.
+// Messages that are there together go out together.
+func relay[C, Req, Res any](
+	ctx context.Context, edge *watcher.Edge, client C,
+	call func(C, context.Context, *connect.Request[Req]) (*connect.ServerStreamForClient[Res], error), msg *Req, send func(*Res) error,
+) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel() // where the reader is gone, so is the edge's call
+	if w := answerOf(ctx); w != nil && edge.TellsBeforeWait() {
+		w.hold(true)
+		defer w.hold(false)
+		ctx = daemon.BeforeWait(ctx, w.release)
+	}
 	req := request(ctx, msg)
-	in, err := call(client(edge), ctx, req)
+	in, err := call(client, ctx, req)
 	if err != nil {
 		return fromEdge(err, req.Spec().Procedure)
 	}
 	defer func() { _ = in.Close() }()
 	for in.Receive() {
-		if err := out.Send(in.Msg()); err != nil {
+		if err := send(in.Msg()); err != nil {
 			return gone(err)
 		}
 	}

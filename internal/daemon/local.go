@@ -49,6 +49,7 @@ func (l *Local) RoundTrip(req *http.Request) (*http.Response, error) {
 		return answer(req, w.statusOrOK(), w.header, io.NopCloser(&w.body), int64(w.body.Len())), nil
 	}
 	p := newPipe(cancel)
+	p.beforeWait, _ = req.Context().Value(waitKey{}).(func())
 	unhook2 := context.AfterFunc(req.Context(), func() { p.fail(req.Context().Err()) })
 	go func() {
 		w := &flowingAnswer{p: p, header: make(http.Header, 4)}
@@ -67,6 +68,15 @@ func (l *Local) RoundTrip(req *http.Request) (*http.Response, error) {
 		return nil, err
 	}
 	return answer(req, status, header, p, -1), nil
+}
+
+type waitKey struct{}
+
+// BeforeWait has a Local that is called with the context call f whenever the
+// reader of an answer is about to wait for more of it, on the reader's
+// goroutine.
+func BeforeWait(ctx context.Context, f func()) context.Context {
+	return context.WithValue(ctx, waitKey{}, f)
 }
 
 // request is req as the handler sees it.
@@ -168,7 +178,8 @@ const pipeSize = 64 << 10
 // pipe is the answer of one call on its way from the handler to the caller.
 // Each side waits on a condition of its own.
 type pipe struct {
-	cancel context.CancelFunc // tells the handler that nobody reads any more
+	cancel     context.CancelFunc // tells the handler that nobody reads any more
+	beforeWait func()             // or nil
 
 	mu       sync.Mutex
 	readable sync.Cond
@@ -258,7 +269,7 @@ func (p *pipe) end(err error) {
 func (p *pipe) Read(b []byte) (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for {
+	for told := p.beforeWait == nil; ; {
 		switch {
 		case p.gone != nil:
 			return 0, p.gone
@@ -271,6 +282,12 @@ func (p *pipe) Read(b []byte) (int, error) {
 			return n, nil
 		case p.err != nil:
 			return 0, p.err
+		case !told:
+			told = true
+			p.mu.Unlock()
+			p.beforeWait()
+			p.mu.Lock()
+			continue
 		}
 		p.readable.Wait()
 	}

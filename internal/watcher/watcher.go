@@ -57,9 +57,9 @@ type Edge struct {
 	Session dsecv1connect.SessionServiceClient
 	File    dsecv1connect.FileServiceClient
 
-	endpoint   string
-	transports []*http.Transport
-	pending    atomic.Int64 // creates sent and not answered
+	endpoint  string
+	transport *http.Transport // nil where the endpoint has its own
+	pending   atomic.Int64    // creates sent and not answered
 
 	mu     sync.Mutex
 	id     dsec.EdgeID
@@ -103,44 +103,39 @@ func (w *Watcher) Close() {
 	w.cancel()
 	<-w.done
 	for _, e := range w.edges {
-		for _, t := range e.transports {
-			t.CloseIdleConnections()
+		if e.transport != nil {
+			e.transport.CloseIdleConnections()
 		}
 	}
 }
 
-// newEdge makes two transports. HTTP/1.1 with kept connections costs less per
-// call and per byte than HTTP/2 on one connection; only a stream that sends
-// both ways at once needs HTTP/2.
+// newEdge makes the clients of one edge. Where it is reached by connections,
+// they are of HTTP/1.1, which on kept connections costs less per call and per
+// byte than HTTP/2 on one connection; no call sends both ways at once.
 func newEdge(ep Endpoint) *Edge {
-	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
-		conn, err := ep.Dial(ctx)
-		if err != nil {
-			return nil, fmt.Errorf("%w: %w", ErrDial, err)
+	e := &Edge{endpoint: ep.Name}
+	edge := caller{ep.Transport}
+	if ep.Transport == nil {
+		e.transport = &http.Transport{
+			DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+				conn, err := ep.Dial(ctx)
+				if err != nil {
+					return nil, fmt.Errorf("%w: %w", ErrDial, err)
+				}
+				return conn, nil
+			},
+			DisableCompression: true, MaxIdleConnsPerHost: 512, IdleConnTimeout: 30 * time.Second,
+			ReadBufferSize: 16 << 10, WriteBufferSize: 16 << 10,
 		}
-		return conn, nil
-	}
-	h1 := &http.Transport{
-		DialContext: dial, DisableCompression: true,
-		MaxIdleConnsPerHost: 512, IdleConnTimeout: 30 * time.Second,
-		ReadBufferSize: 16 << 10, WriteBufferSize: 16 << 10,
-	}
-	h2 := &http.Transport{DialContext: dial, DisableCompression: true, Protocols: new(http.Protocols)}
-	h2.Protocols.SetUnencryptedHTTP2(true)
-	one, two := caller{h1}, caller{h2}
-	if ep.Transport != nil {
-		one, two = caller{ep.Transport}, caller{ep.Transport}
+		edge = caller{e.transport}
 	}
 	const base = "http://edge"
-	opts := []connect.ClientOption{connect.WithReadMaxBytes(64 << 20), connect.WithAcceptCompression("gzip", nil, nil)}
-	return &Edge{
-		EdgeServiceClient: dsecv1connect.NewEdgeServiceClient(one, base, opts...),
-		Process:           dsecv1connect.NewProcessServiceClient(one, base, opts...),
-		Session:           bidiOver(two, one, base, opts),
-		File:              dsecv1connect.NewFileServiceClient(one, base, opts...),
-		endpoint:          ep.Name,
-		transports:        []*http.Transport{h1, h2},
-	}
+	opts := connect.WithClientOptions(connect.WithReadMaxBytes(64<<20), connect.WithAcceptCompression("gzip", nil, nil))
+	e.EdgeServiceClient = dsecv1connect.NewEdgeServiceClient(edge, base, opts)
+	e.Process = dsecv1connect.NewProcessServiceClient(edge, base, opts)
+	e.Session = dsecv1connect.NewSessionServiceClient(edge, base, opts)
+	e.File = dsecv1connect.NewFileServiceClient(edge, base, opts)
+	return e
 }
 
 // caller makes calls by a transport alone: an edge sends no redirects, sets no
@@ -150,22 +145,9 @@ type caller struct{ http.RoundTripper }
 // Do implements connect.HTTPClient.
 func (c caller) Do(req *http.Request) (*http.Response, error) { return c.RoundTrip(req) }
 
-// sessions sends RunCommands over HTTP/2 and the rest over HTTP/1.1.
-type sessions struct {
-	dsecv1connect.SessionServiceClient
-	bidi dsecv1connect.SessionServiceClient
-}
-
-func bidiOver(two, one connect.HTTPClient, base string, opts []connect.ClientOption) dsecv1connect.SessionServiceClient {
-	return sessions{
-		SessionServiceClient: dsecv1connect.NewSessionServiceClient(one, base, opts...),
-		bidi:                 dsecv1connect.NewSessionServiceClient(two, base, opts...),
-	}
-}
-
-func (s sessions) RunCommands(ctx context.Context) *connect.BidiStreamForClient[dsecv1.RunCommandRequest, dsecv1.ProcessEvent] {
-	return s.bidi.RunCommands(ctx)
-}
+// TellsBeforeWait reports whether calls tell when they wait for more of an
+// answer, as daemon.BeforeWait asks.
+func (e *Edge) TellsBeforeWait() bool { return e.transport == nil }
 
 // ID is the edge's, empty as long as it never answered.
 func (e *Edge) ID() dsec.EdgeID {
