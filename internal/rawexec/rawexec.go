@@ -18,9 +18,11 @@
 //
 // With CLONE_VM|CLONE_VFORK the child borrows the parent's memory and the
 // calling thread waits until it has exec'd: the cheapest way, for short paths.
-// Other goroutines go on meanwhile. Without, it is a plain fork: the memory is
-// copied on write, Start returns at once and the parent can prepare things
-// that the child waits for (user id maps, say).
+// Other goroutines go on meanwhile. With CLONE_VM alone the child borrows the
+// memory too, and Start returns at once: the parent can prepare things that the
+// child waits for (user id maps, say), and learns by itself when the child has
+// exec'd or ended, by a pipe that closes on exec. Without both it is a plain
+// fork: the memory is copied on write.
 //
 // The child starts with every signal blocked and every handler set to the
 // default; a Program that execs should call UnblockSignals last but one. All
@@ -127,6 +129,14 @@ func (p *Program) Call(name string, nr uintptr, args ...Arg) int {
 	return len(p.ops) - 1
 }
 
+// Set changes an argument of a call, for the next start.
+func (p *Program) Set(call, arg int, a Arg) {
+	if a.from > call || a.keep != nil {
+		panic("rawexec: Set takes numbers, and results of calls that come before")
+	}
+	p.ops[call].args[arg], p.ops[call].from[arg] = a.value, uint16(a.from)
+}
+
 // Ignore lets the child go on where a call fails.
 func (p *Program) Ignore(call int) { p.ops[call].flags |= flagIgnore }
 
@@ -156,7 +166,7 @@ func (e *Error) Unwrap() error { return e.Errno }
 
 // Options say how a child is cloned.
 type Options struct {
-	// Flags are CLONE_* flags. CLONE_VM and CLONE_VFORK go together.
+	// Flags are CLONE_* flags. CLONE_VFORK goes with CLONE_VM only.
 	Flags uint64
 	// Pidfd asks for a pidfd (CLOEXEC) in Child.Pidfd.
 	Pidfd bool
@@ -194,16 +204,17 @@ type cloneArgs struct {
 }
 
 // Start clones a child that runs the program. An error means that there is no
-// child. In a vfork it returns once the child has exec'd or ended.
+// child. In a vfork it returns once the child has exec'd or ended. With CLONE_VM
+// alone the caller must hold the Child, and neither start the program again nor
+// call Wait, until it knows that the child has exec'd or ended.
 func (p *Program) Start(o Options) (*Child, error) {
-	const shared = unix.CLONE_VM | unix.CLONE_VFORK
-	vfork := o.Flags&shared != 0
-	if vfork && o.Flags&shared != shared {
-		return nil, fmt.Errorf("rawexec: CLONE_VM and CLONE_VFORK go together: %w", syscall.EINVAL)
+	shared := o.Flags&unix.CLONE_VM != 0
+	if o.Flags&unix.CLONE_VFORK != 0 && !shared {
+		return nil, fmt.Errorf("rawexec: CLONE_VFORK goes with CLONE_VM: %w", syscall.EINVAL)
 	}
 	c := &Child{Pidfd: -1, p: p, report: new(report), pipe: -1}
 	errFD := -1
-	if !vfork {
+	if !shared {
 		var err error
 		if c.pipe, errFD, err = reportPipe(); err != nil {
 			return nil, err
@@ -265,7 +276,7 @@ func reportPipe() (r, w int, err error) {
 
 // Wait returns nil once the child has exec'd (or, in a plain fork, ended or
 // closed the descriptor of its report), and an *Error where a call failed.
-// After a vfork it does not block.
+// After a vfork, and with CLONE_VM, it does not block.
 func (c *Child) Wait() error {
 	if c.pipe >= 0 {
 		b := (*[unsafe.Sizeof(report{})]byte)(unsafe.Pointer(c.report))

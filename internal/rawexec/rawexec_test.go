@@ -218,6 +218,59 @@ func TestForkedChildWaitsForItsParent(t *testing.T) {
 	}
 }
 
+// With CLONE_VM alone the parent goes on, collects garbage and moves its stack
+// while the child waits, and a program is started again with other arguments.
+func TestChildThatSharesMemoryWaitsForItsParent(t *testing.T) {
+	var p Program
+	wait := p.Call("wait", unix.SYS_READ, Int(-1), Bytes(make([]byte, 1)), Int(1))
+	p.Positive(wait)
+	fail := p.Call("fail", unix.SYS_CLOSE, Int(-1))
+	for _, c := range []struct {
+		name   string
+		signal func(parent int) error
+		failed int
+	}{
+		{"go", func(parent int) error { _, err := unix.Write(parent, []byte{1}); return err }, fail},
+		{"parent gives up", func(parent int) error { return unix.Shutdown(parent, unix.SHUT_WR) }, wait},
+	} {
+		pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.Set(wait, 0, Int(pair[1]))
+		child, err := p.Start(Options{Flags: unix.CLONE_VM, Pidfd: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		syscall.Close(pair[1])
+		runtime.GC()
+		growStack(1000)
+		if err := errors.Join(unix.PidfdSendSignal(child.Pidfd, 0, nil, 0), c.signal(pair[0])); err != nil {
+			t.Fatalf("%s: %v", c.name, err)
+		}
+		if n, err := unix.Read(pair[0], make([]byte, 1)); n != 0 || err != nil {
+			t.Fatalf("%s: %d, %v", c.name, n, err)
+		}
+		var failed *Error
+		if err := child.Wait(); !errors.As(err, &failed) || failed.Index != c.failed {
+			t.Errorf("%s: %v", c.name, err)
+		}
+		if ws := reap(t, child.PID); ws.ExitStatus() != 127 {
+			t.Errorf("%s: status %v", c.name, ws)
+		}
+		syscall.Close(pair[0])
+		syscall.Close(child.Pidfd)
+	}
+}
+
+func growStack(n int) int {
+	var room [256]byte
+	if n == 0 {
+		return int(room[0])
+	}
+	return growStack(n-1) + int(room[n%len(room)])
+}
+
 func TestPIDIsKnownWhileAVforkedChildHangs(t *testing.T) {
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -254,7 +307,7 @@ func TestPIDIsKnownWhileAVforkedChildHangs(t *testing.T) {
 func TestCloneFailureLeavesNoChild(t *testing.T) {
 	before := openFDs(t)
 	var p Program
-	for _, o := range []Options{{Flags: unix.CLONE_VM}, {Flags: unix.CLONE_THREAD}} {
+	for _, o := range []Options{{Flags: unix.CLONE_VFORK}, {Flags: unix.CLONE_THREAD}} {
 		if c, err := p.Start(o); !errors.Is(err, syscall.EINVAL) {
 			t.Errorf("got %v, %v; want EINVAL", c, err)
 		}

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"os/signal"
 	"runtime/debug"
@@ -31,16 +30,10 @@ func LauncherMain() {
 	os.Exit(0)
 }
 
-// launcherd is the launcher's own side.
-type launcherd struct {
-	conn   *packetConn
-	shells *shells
-}
-
 func runLauncher(fd int) error {
 	// A fork copies what the heap has touched.
 	debug.SetGCPercent(50)
-	conn, err := newPacketConn(fd)
+	conn, err := newPacketSocket(fd)
 	if err != nil {
 		return err
 	}
@@ -56,8 +49,7 @@ func runLauncher(fd int) error {
 		return errors.New("want hello first")
 	}
 	chronus, files := os.NewFile(uintptr(fds[0]), "chronus"), os.NewFile(uintptr(fds[1]), "chronus-files")
-	d := &launcherd{conn: conn}
-	err = d.open(req.Hello, chronus, files)
+	s, err := openLauncher(req.Hello, conn, chronus, files)
 	_ = chronus.Close()
 	_ = files.Close()
 	if serr := conn.send(reply{ID: req.ID, Error: toWire(err)}); err == nil {
@@ -66,8 +58,11 @@ func runLauncher(fd int) error {
 	if err != nil {
 		return err
 	}
-	go reap(d.shells.slots)
-	return d.serve()
+	go reap(s.slots)
+	if err := <-s.ended; !errors.Is(err, io.EOF) && !errors.Is(err, unix.ECONNRESET) {
+		return err
+	}
+	return nil
 }
 
 // reserveLow keeps the low descriptors from being used, so that a child can
@@ -85,50 +80,23 @@ func reserveLow() error {
 	return unix.Close(null)
 }
 
-func (d *launcherd) open(h *helloRequest, chronus, files *os.File) error {
+func openLauncher(h *helloRequest, conn *packetSocket, chronus, files *os.File) (*shells, error) {
 	tree, err := cgroup.Open(cgroup.Options{Name: h.Cgroup})
 	if err != nil {
-		return err
+		return nil, err
 	}
 	err = tree.Join() // what is started from here on needs no move
 	if cerr := tree.Close(); err == nil {
 		err = cerr
 	}
 	if err != nil {
-		return err
+		return nil, err
 	}
-	if d.shells, err = openShells(h, chronus, files); err != nil {
-		return fmt.Errorf("platform: %w", err)
+	s, err := openShells(h, conn, chronus, files)
+	if err != nil {
+		return nil, fmt.Errorf("platform: %w", err)
 	}
-	return nil
-}
-
-// serve answers requests until the socket closes.
-func (d *launcherd) serve() error {
-	for {
-		var req request
-		fds, err := d.conn.recv(&req)
-		if errors.Is(err, io.EOF) || errors.Is(err, net.ErrClosed) || errors.Is(err, unix.ECONNRESET) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		if req.Start != nil && len(fds) == 2 { // the job closes fds
-			d.shells.jobs <- startJob{req.Start, fds[0], fds[1], func(pid int, out []int, err error) {
-				d.answer(reply{ID: req.ID, PID: pid, Error: toWire(err)}, out)
-			}}
-			continue
-		}
-		closeAll(fds)
-		d.answer(reply{ID: req.ID, Error: toWire(errors.New("unknown request"))}, nil)
-	}
-}
-
-func (d *launcherd) answer(r reply, fds []int) {
-	// An error means that the backend is gone; serve sees it too.
-	_ = d.conn.send(r, fds...)
-	closeAll(fds)
+	return s, nil
 }
 
 // reap waits for children, which are the PID 1s of containers. What became of

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"sync"
@@ -78,7 +79,7 @@ const (
 	maxRights  = 4
 )
 
-// packetConn sends and receives messages with descriptors.
+// packetConn is the backend's end, in the runtime's poller.
 type packetConn struct {
 	c *net.UnixConn
 
@@ -103,16 +104,9 @@ func newPacketConn(fd int) (*packetConn, error) {
 }
 
 func (p *packetConn) send(v any, fds ...int) error {
-	b, err := json.Marshal(v)
+	b, oob, err := encode(v, fds)
 	if err != nil {
 		return err
-	}
-	if len(b) > maxMessage {
-		return fmt.Errorf("launcher: message of %d bytes", len(b))
-	}
-	var oob []byte
-	if len(fds) > 0 {
-		oob = unix.UnixRights(fds...)
 	}
 	p.wmu.Lock()
 	defer p.wmu.Unlock()
@@ -120,7 +114,8 @@ func (p *packetConn) send(v any, fds ...int) error {
 	return err
 }
 
-// recv reads one message. The descriptors are the caller's.
+// recv reads one message. The descriptors are the caller's. Its error is
+// net.ErrClosed at the end.
 func (p *packetConn) recv(v any) ([]int, error) {
 	n, oobn, flags, _, err := p.c.ReadMsgUnix(p.buf, p.oob)
 	if err != nil {
@@ -129,9 +124,64 @@ func (p *packetConn) recv(v any) ([]int, error) {
 	if n == 0 {
 		return nil, net.ErrClosed
 	}
+	return decode(p.buf[:n], p.oob[:oobn], flags, v)
+}
+
+// packetSocket is the launcher's end: each of its threads waits in the kernel.
+type packetSocket struct{ fd int }
+
+func newPacketSocket(fd int) (*packetSocket, error) {
+	unix.CloseOnExec(fd)
+	return &packetSocket{fd}, unix.SetNonblock(fd, false)
+}
+
+func (p *packetSocket) send(v any, fds ...int) error {
+	b, oob, err := encode(v, fds)
+	if err != nil {
+		return err
+	}
+	for {
+		if err = unix.Sendmsg(p.fd, b, oob, nil, unix.MSG_NOSIGNAL); err != unix.EINTR {
+			return err
+		}
+	}
+}
+
+// recv reads one message. The descriptors are the caller's. Its error is io.EOF
+// at the end.
+func (p *packetSocket) recv(v any) ([]int, error) {
+	buf, oob := make([]byte, maxMessage), make([]byte, unix.CmsgSpace(maxRights*4))
+	for {
+		n, oobn, flags, _, err := unix.Recvmsg(p.fd, buf, oob, unix.MSG_CMSG_CLOEXEC)
+		switch {
+		case err == unix.EINTR:
+		case err != nil:
+			return nil, err
+		case n == 0:
+			return nil, io.EOF
+		default:
+			return decode(buf[:n], oob[:oobn], flags, v)
+		}
+	}
+}
+
+func encode(v any, fds []int) (b, oob []byte, err error) {
+	if b, err = json.Marshal(v); err != nil {
+		return nil, nil, err
+	}
+	if len(b) > maxMessage {
+		return nil, nil, fmt.Errorf("launcher: message of %d bytes", len(b))
+	}
+	if len(fds) > 0 {
+		oob = unix.UnixRights(fds...)
+	}
+	return b, oob, nil
+}
+
+func decode(b, oob []byte, flags int, v any) ([]int, error) {
 	var fds []int
-	if oobn > 0 {
-		msgs, err := unix.ParseSocketControlMessage(p.oob[:oobn])
+	if len(oob) > 0 {
+		msgs, err := unix.ParseSocketControlMessage(oob)
 		if err != nil {
 			return nil, err
 		}
@@ -147,7 +197,7 @@ func (p *packetConn) recv(v any) ([]int, error) {
 		closeAll(fds)
 		return nil, errors.New("launcher: message too long")
 	}
-	if err := json.Unmarshal(p.buf[:n], v); err != nil {
+	if err := json.Unmarshal(b, v); err != nil {
 		closeAll(fds)
 		return nil, fmt.Errorf("launcher: %w", err)
 	}

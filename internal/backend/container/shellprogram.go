@@ -20,9 +20,21 @@ const procFlags = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
 
 // shellProgram is what a container's first process does before it is chronus.
 // It starts on the platform (see shells) as nobody, in all its namespaces, and
-// waits for its IDs.
-func shellProgram(listener, goFD int, masks []confine.Mask, debug bool) *rawexec.Program {
-	var p rawexec.Program
+// waits for its IDs. It is made once for many containers.
+type shellProgram struct {
+	rawexec.Program
+	listener, goFD int // the calls that take these
+}
+
+// with returns the program of a container with these descriptors.
+func (p *shellProgram) with(listener, goFD int) *rawexec.Program {
+	p.Set(p.listener, 0, rawexec.Int(listener))
+	p.Set(p.goFD, 0, rawexec.Int(goFD))
+	return &p.Program
+}
+
+func newShellProgram(masks []confine.Mask, debug bool) *shellProgram {
+	var p shellProgram
 	i := rawexec.Int[int]
 	str := rawexec.Str
 	zero := i(0)
@@ -40,8 +52,8 @@ func shellProgram(listener, goFD int, masks []confine.Mask, debug bool) *rawexec
 		p.Call(name, unix.SYS_MOUNT, args...)
 	}
 
-	p.Call("listener", unix.SYS_DUP3, i(listener), i(fdListener), zero)
-	p.Call("go", unix.SYS_DUP3, i(goFD), i(fdGo), i(unix.O_CLOEXEC))
+	p.listener = p.Call("listener", unix.SYS_DUP3, i(-1), i(fdListener), zero)
+	p.goFD = p.Call("go", unix.SYS_DUP3, i(-1), i(fdGo), i(unix.O_CLOEXEC))
 	if !debug {
 		p.Call("stderr", unix.SYS_DUP3, i(0), i(2), zero)
 	}
@@ -49,7 +61,6 @@ func shellProgram(listener, goFD int, masks []confine.Mask, debug bool) *rawexec
 	// launcher die, and network slots.
 	p.Call("close", unix.SYS_CLOSE_RANGE, i(fdGo+1), rawexec.Int(^uint32(0)), zero)
 	buf := rawexec.Bytes(make([]byte, 1))
-	p.Call("ready", unix.SYS_WRITE, i(fdGo), buf, i(1))
 	p.Positive(p.Call("wait for IDs", unix.SYS_READ, i(fdGo), buf, i(1)))
 	p.Call("setgroups", unix.SYS_SETGROUPS, zero, zero)
 	p.Call("setgid", unix.SYS_SETRESGID, zero, zero, zero)
@@ -75,7 +86,7 @@ func shellProgram(listener, goFD int, masks []confine.Mask, debug bool) *rawexec
 	mount("devpts", "devpts", "/dev/pts", "devpts", unix.MS_NOSUID|unix.MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620,gid=5,max=1024")
 	mount("mqueue", "mqueue", "/dev/mqueue", "mqueue", procFlags, "")
 
-	dropBounding(&p)
+	dropBounding(&p.Program)
 	p.UnblockSignals()
 	p.Call("exec chronus", unix.SYS_EXECVE, str("/chronus"), rawexec.Strs([]string{"chronus"}), rawexec.Strs(nil))
 	return &p

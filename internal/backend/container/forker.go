@@ -1,0 +1,158 @@
+package container
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opendsec/dsec/internal/rawexec"
+)
+
+// forker starts containers on one thread of the launcher, one at a time: it
+// reads a request, clones, maps the child's IDs, answers, and waits until the
+// child has exec'd chronus. No other thread has a part in it, so that nothing
+// is woken but the child.
+type forker struct {
+	s *shells
+
+	program *shellProgram
+	masks   *maskList // that program covers
+}
+
+func newForker(s *shells) *forker { return &forker{s: s} }
+
+// serve starts containers until the socket closes.
+func (f *forker) serve() error {
+	for {
+		var req request
+		fds, err := f.s.conn.recv(&req)
+		if err != nil {
+			return err
+		}
+		if req.Start == nil || len(fds) != 2 {
+			closeAll(fds)
+			f.answer(reply{ID: req.ID, Error: toWire(errors.New("unknown request"))}, nil)
+			continue
+		}
+		f.start(req.ID, req.Start.Base, fds[0], fds[1])
+		closeAll(fds)
+	}
+}
+
+func (f *forker) answer(r reply, fds []int) {
+	// An error means that the backend is gone; recv sees it too.
+	_ = f.s.conn.send(r, fds...)
+	closeAll(fds)
+}
+
+// start starts a container, and answers once the container's IDs are mapped: it
+// goes on to make its mounts. start itself returns once it has exec'd chronus,
+// because the child borrows this process's memory: a copy of it would make
+// every later write of this process a page fault.
+func (f *forker) start(id uint64, base uint32, listener, cgroup int) {
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		f.answer(reply{ID: id, Error: toWire(err)}, nil)
+		return
+	}
+	defer unix.Close(pair[0])
+	child, err := f.clone(listener, cgroup, pair[1])
+	_ = unix.Close(pair[1])
+	if err != nil {
+		f.answer(reply{ID: id, Error: toWire(err)}, nil)
+		return
+	}
+	userns, err := mapIDs(child, base)
+	if err == nil {
+		_, err = unix.Write(pair[0], []byte{1})
+	}
+	if err != nil {
+		closeAll([]int{userns, child.Pidfd})
+		_ = unix.Shutdown(pair[0], unix.SHUT_WR) // ends the child, which waits for a byte
+		f.answer(reply{ID: id, Error: toWire(err)}, nil)
+	} else {
+		f.answer(reply{ID: id, PID: child.PID}, []int{child.Pidfd, userns})
+	}
+	awaitEnd(pair[0])
+	if err := child.Wait(); err != nil {
+		// The backend learns of it by the pidfd; this is for the log.
+		fmt.Fprintf(os.Stderr, "dsec launcher: container: %v\n", err)
+	}
+}
+
+// awaitEnd returns once the child has exec'd or ended, which closes its end.
+func awaitEnd(socket int) {
+	for {
+		n, err := unix.Read(socket, make([]byte, 1))
+		if n == 0 && err == nil || err != nil && err != unix.EINTR {
+			return
+		}
+	}
+}
+
+// clone starts the child, which waits for a byte from the other end of goFD.
+func (f *forker) clone(listener, cgroup, goFD int) (*rawexec.Child, error) {
+	masks, err := f.s.procMasks()
+	if err != nil {
+		return nil, err
+	}
+	if f.masks != masks {
+		f.program, f.masks = newShellProgram(masks.all, f.s.debug), masks
+	}
+	slot, err := f.s.slots.take()
+	if err != nil {
+		return nil, err
+	}
+	// The child is born in the slot's namespace; this thread does nothing else with it.
+	if err := unix.Setns(slot.fd, unix.CLONE_NEWNET); err != nil {
+		_ = unix.Close(slot.fd)
+		return nil, fmt.Errorf("network slot: %w", err)
+	}
+	child, err := f.program.with(listener, goFD).Start(rawexec.Options{
+		Flags: unix.CLONE_VM | unix.CLONE_NEWUSER | unix.CLONE_NEWNS | unix.CLONE_NEWPID |
+			unix.CLONE_NEWIPC | unix.CLONE_NEWUTS | unix.CLONE_NEWCGROUP,
+		Pidfd:  true,
+		Cgroup: cgroup,
+	})
+	if err != nil {
+		_ = unix.Close(slot.fd)
+		return nil, err
+	}
+	f.s.slots.began(slot, child.PID)
+	return child, nil
+}
+
+// mapIDs maps the container's IDs to its range of the host's, and returns a
+// descriptor of its user namespace.
+func mapIDs(child *rawexec.Child, base uint32) (userns int, err error) {
+	dir := "/hostproc/" + strconv.Itoa(child.PID)
+	maps := []int{-1, -1}
+	defer func() { closeAll(maps) }()
+	for i, name := range []string{"/uid_map", "/gid_map"} {
+		if maps[i], err = unix.Open(dir+name, unix.O_WRONLY|unix.O_CLOEXEC, 0); err != nil {
+			return -1, fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	// Where the child was killed and reaped meanwhile, the number may be another's.
+	if err := unix.PidfdSendSignal(child.Pidfd, 0, nil, 0); err != nil {
+		return -1, fmt.Errorf("the child ended before it was ready: %w", err)
+	}
+	ids := []byte("0 " + strconv.FormatUint(uint64(base), 10) + " " + strconv.Itoa(idsPerSlot))
+	for _, fd := range maps {
+		if _, err := unix.Write(fd, ids); err != nil {
+			return -1, fmt.Errorf("map IDs: %w", err)
+		}
+	}
+	// Since Linux 6.11; before, an error of some kind.
+	if userns, err = unix.IoctlRetInt(child.Pidfd, unix.PIDFD_GET_USER_NAMESPACE); err == nil {
+		return userns, nil
+	}
+	userns, err = unix.Open(dir+"/ns/user", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, fmt.Errorf("user namespace: %w", err)
+	}
+	return userns, nil
+}
