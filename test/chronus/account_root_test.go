@@ -64,7 +64,7 @@ func TestAccountFilesAreTakenLineByLine(t *testing.T) {
 		t.Helper()
 		req := shell("sed -n 's/^[UG]id:.\\([0-9]*\\).*/\\1/p; s/^Groups:.//p' /proc/self/status; echo $HOME")
 		req.Command.User = user
-		ev, err := s.Start(t.Context(), req)
+		ev, err := s.start(t, req)
 		if err != nil {
 			return "", err
 		}
@@ -103,7 +103,7 @@ func TestAccountFilesThatAreNone(t *testing.T) {
 			s := accountFiles(t, func(etc string) error { return fill(filepath.Join(etc, "passwd")) })
 			req := argv("true")
 			req.Command.User = "nobody"
-			_, err := s.Start(t.Context(), req)
+			_, err := s.start(t, req)
 			wantError(t, err, dsec.CodeInvalid, "command.user")
 			req.Command.User = ""
 			if r := s.run(t, req); !r.outcome.OK() {
@@ -114,7 +114,7 @@ func TestAccountFilesThatAreNone(t *testing.T) {
 	s := accountFiles(t, func(string) error { return nil })
 	req := argv("true")
 	req.Command.User = "nobody"
-	_, err := s.Start(t.Context(), req)
+	_, err := s.start(t, req)
 	wantError(t, err, dsec.CodeNotFound, "command.user")
 	if req.Command.User = "7:8"; !s.run(t, req).outcome.OK() {
 		t.Error("numbers need no file")

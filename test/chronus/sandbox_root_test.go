@@ -86,6 +86,27 @@ func newSandbox(t *testing.T, n int, change func(*chronusapi.SetupRequest)) *san
 	return s
 }
 
+// start starts a command, with one group more where those there are have not
+// been left yet, as an edge does.
+func (s *sandbox) start(t testing.TB, req chronusapi.StartRequest) (*chronusapi.Events, error) {
+	t.Helper()
+	for {
+		ev, err := s.Start(t.Context(), req)
+		if !errors.Is(err, chronusapi.ErrNeedGroup) || s.groups.n == chronusapi.MaxSetupGroups {
+			return ev, err
+		}
+		if err := s.AddGroup(t.Context(), s.groups.add(t)); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func (s *sandbox) run(t testing.TB, req chronusapi.StartRequest) result {
+	t.Helper()
+	ev, err := s.start(t, req)
+	return collect(t, ev, err)
+}
+
 func detachedTmpfs(t *testing.T) int {
 	t.Helper()
 	fs, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
@@ -141,7 +162,7 @@ func newGroupDirs(t *testing.T) *groupDirs {
 }
 
 // add makes a group and opens its descriptors, which the test's end closes.
-func (g *groupDirs) add(t *testing.T) chronusapi.Group {
+func (g *groupDirs) add(t testing.TB) chronusapi.Group {
 	t.Helper()
 	open := func(dir, file string, flags int) int {
 		fd, err := unix.Open(filepath.Join(dir, strconv.Itoa(g.n), file), flags|unix.O_CLOEXEC, 0)
