@@ -8,9 +8,15 @@
 
 #include <fcntl.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 void chronus_init(void) {
+	struct rlimit open_files;
+	if (getrlimit(RLIMIT_NOFILE, &open_files) == 0) {
+		open_files.rlim_cur = open_files.rlim_max; // many commands have many pipes; theirs is Setup's
+		setrlimit(RLIMIT_NOFILE, &open_files);
+	}
 	loop_init();
 	reaper_init();
 	pty_init();

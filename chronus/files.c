@@ -22,10 +22,14 @@ static int pid;             // 0: it does not run
 static struct watch socket_; // our end; fd -1: none
 static struct watch exec_;   // tells how its exec went; -1: it did
 static struct conn *waiters;
+static int failures; // in a row, of processes that ended at once
+
+#define MAX_FAILURES 3
 
 static void on_socket(struct watch *w, uint32_t events);
 static void on_exec(struct watch *w, uint32_t events);
 static bool start(void);
+static void restart(void);
 
 void files_init(const char *path) {
 	program = open(path, O_PATH | O_CLOEXEC);
@@ -46,12 +50,14 @@ static bool hand_over(struct conn *c, const uint8_t *p, size_t n) {
 	memcpy(CMSG_DATA(h), &c->w.fd, sizeof(int));
 	if (sendmsg(socket_.fd, &m, MSG_DONTWAIT | MSG_NOSIGNAL) < 0)
 		return false;
+	failures = 0;
 	c->wait = WAIT_NOTHING;
 	conn_close(c);
 	return true;
 }
 
 static void gone(void) {
+	watch_close(&exec_);
 	watch_close(&socket_);
 	pid = 0; // it is waited for whenever it ends
 }
@@ -96,18 +102,16 @@ static void hand_over_waiters(void) {
 		}
 		if (errno == EAGAIN || errno == ENOBUFS || errno == ETOOMANYREFS)
 			break;
-		gone();
-		if (start())
-			return;
-		break;
+		restart();
+		return;
 	}
-	if (socket_.fd >= 0)
-		watch_set(&socket_, EPOLLIN | (waiters ? EPOLLOUT : 0));
+	watch_set(&socket_, EPOLLIN | (waiters ? EPOLLOUT : 0));
 }
 
 // give_up has the calls that wait refused.
 static void give_up(void) {
 	gone();
+	failures = 0;
 	while (waiters) {
 		struct conn *c = waiters;
 		waiters = c->next;
@@ -115,15 +119,21 @@ static void give_up(void) {
 	}
 }
 
+// restart is for a process that went away, and starts another for calls that wait.
+static void restart(void) {
+	gone();
+	if (waiters && (++failures == MAX_FAILURES || !start()))
+		give_up();
+}
+
 static void on_socket(struct watch *w, uint32_t events) {
 	(void)w;
-	if (events & (EPOLLHUP | EPOLLRDHUP | EPOLLERR | EPOLLIN)) { // it says nothing but its end
-		gone();
-		if (waiters && !start())
-			give_up();
-	} else {
+	if (exec_.fd >= 0)
+		on_exec(&exec_, events); // that comes first
+	else if (events & ~(uint32_t)EPOLLOUT) // it says nothing but its end
+		restart();
+	else
 		hand_over_waiters();
-	}
 }
 
 static void on_exec(struct watch *w, uint32_t events) {

@@ -9,7 +9,9 @@
 #include <string.h>
 #include <unistd.h>
 
-// stat is what is looked at of a process of /proc.
+#define STOP_ROUNDS 20
+
+// stat_line is what is looked at of a process of /proc.
 struct stat_line {
 	int pid, parent, session;
 	bool in;
@@ -106,18 +108,29 @@ void process_kill(struct process *p) {
 		kill_started(p);
 		return;
 	}
-	// Without a group, processes that fork meanwhile are found by going over
-	// them again; a bound keeps a fork bomb from holding us for ever.
-	for (int round = 0; round < 20; round++) {
+	// Without a group. All are stopped before any is killed, since one that left
+	// its session is found by its parents alone. What forked meanwhile is found by
+	// going over them again; a bound keeps a fork bomb from holding us for ever.
+	int *known = NULL;
+	size_t known_len = 0;
+	bool found = true;
+	for (int round = 0; round < STOP_ROUNDS && found; round++) {
 		size_t n;
 		int *list = process_family(p, &n);
-		kill_started(p);
+		found = false;
 		for (size_t i = 0; i < n; i++)
-			kill(list[i], SIGKILL);
-		free(list);
-		if (n == 0)
-			return;
+			if (!has_pid(known, known_len, list[i])) {
+				found = true;
+				kill(list[i], SIGSTOP);
+			}
+		free(known);
+		known = list;
+		known_len = n;
 	}
+	for (size_t i = 0; i < known_len; i++)
+		kill(known[i], SIGKILL);
+	free(known);
+	kill_started(p);
 }
 
 void process_signal(struct process *p, int signal) {

@@ -113,7 +113,7 @@ void process_reaped(struct process *p, const struct exit *e) {
 		group_give_back(p->group);
 	timer_stop(&p->timer);
 	if (p->state == STARTING)
-		process_exec_told(p);
+		process_exec_told(p, true);
 	if (p->state == FAILED) {
 		process_free(p);
 		return;

@@ -97,8 +97,9 @@ struct process *process_start(struct conn *c, const struct start *s, struct sess
 // start_refused answers a start that process_start refused, or has it wait for
 // a group that is about to be free.
 void start_refused(struct conn *c, const struct err *e);
-// process_exec_told handles what a child told of its exec, or its end.
-void process_exec_told(struct process *p);
+// process_exec_told handles what a child told of its exec. Where it has ended, it
+// will tell no more.
+void process_exec_told(struct process *p, bool ended);
 void process_free(struct process *p);
 
 // process_reaped is called when the child was waited for.

@@ -52,6 +52,7 @@ static void on_child(struct watch *w, uint32_t events) {
 void reaper_init(void) {
 	static struct watch w = {.ready = on_child};
 	sigset_t set;
+	signal(SIGCHLD, SIG_DFL); // ignored, children would not be told of
 	sigemptyset(&set);
 	sigaddset(&set, SIGCHLD);
 	w.fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);

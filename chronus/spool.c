@@ -88,19 +88,15 @@ void spool_wrote(struct spool *s, size_t n) {
 }
 
 void spool_trim(struct spool *s) {
-	struct block *b = s->last;
-	if (!b || b->mapped || b->cap == b->len)
+	struct block *b = s->last, **at = &s->first;
+	if (!b || b->mapped || b->len == 0 || b->cap == b->len)
 		return;
 	s->size -= b->cap - b->len;
 	used -= b->cap - b->len;
+	while (*at != b)
+		at = &(*at)->next;
+	*at = s->last = b = xrealloc(b, sizeof *b + b->len);
 	b->cap = b->len;
-	b = xrealloc(b, sizeof *b + b->len);
-	for (struct block **at = &s->first; *at; at = &(*at)->next)
-		if (*at == s->last) {
-			*at = b;
-			break;
-		}
-	s->last = b;
 }
 
 void spool_free(struct spool *s) {

@@ -88,7 +88,7 @@ static void on_timeout(struct timer *t) {
 
 static void on_told(struct watch *w, uint32_t events) {
 	(void)events;
-	process_exec_told(container_of(w, struct process, exec));
+	process_exec_told(container_of(w, struct process, exec), false);
 }
 
 static struct process *new_process(const struct start *s) {
@@ -192,12 +192,10 @@ static void publish(struct process *p) {
 	p->next = NULL;
 }
 
-void process_exec_told(struct process *p) {
+void process_exec_told(struct process *p, bool ended) {
 	uint8_t told[4096]; // what is written at once, and so read at once
-	if (p->exec.fd < 0)
-		return;
 	ssize_t n = read(p->exec.fd, told, sizeof told);
-	if (n < 0 && (errno == EAGAIN || errno == EINTR))
+	if (n < 0 && !ended)
 		return;
 	watch_close(&p->exec);
 	if (n > 1) {
