@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
@@ -148,13 +147,7 @@ type composer struct {
 	// 6.15) or no descriptors (before 6.13).
 	attached atomic.Bool
 
-	closing sync.WaitGroup
-}
-
-// closeLater closes detached mounts that nothing needs any more. The kernel
-// waits for an RCU grace period at each, and so would a create.
-func (c *composer) closeLater(mounts []int) {
-	c.closing.Go(func() { closeAll(mounts) })
+	closer closer
 }
 
 // compose returns the detached mount of a sandbox's root: an overlay of
@@ -168,7 +161,7 @@ func (c *composer) closeLater(mounts []int) {
 func (c *composer) compose(layers []int, idmap bool, userns, volume int) (root int, err error) {
 	err = c.ns.do(func() error {
 		copies, err := copyLayers(layers, idmap, userns)
-		defer c.closeLater(copies)
+		defer func() { c.closer.later(copies...) }()
 		if err != nil {
 			return err
 		}

@@ -254,7 +254,7 @@ func (b *Backend) Close() error {
 func (b *Backend) free() error {
 	var errs []error
 	if b.layers != nil {
-		b.composer.closing.Wait()
+		b.composer.closer.close()
 		b.layers.close()
 		b.ns.close()
 	}

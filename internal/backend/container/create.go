@@ -153,7 +153,7 @@ func (b *Backend) makeRoot(ctx context.Context, i *instance, plan *rootPlan, lay
 	if err != nil {
 		return -1, fmt.Errorf("volume: %w", err)
 	}
-	defer b.composer.closeLater([]int{volume})
+	defer b.composer.closer.later(volume)
 	upper, err := unix.Openat(volume, "upper", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return -1, fmt.Errorf("volume: %w", err)

@@ -55,7 +55,8 @@ type handle struct {
 	Version int
 	Slot    slot
 	PID     int
-	Start   uint64 // of PID, see startTime
+	Inode   uint64 `json:",omitempty"` // of PID's pidfd, see process.inode
+	Start   uint64 `json:",omitempty"` // of PID, see startTime; where the kernel has no such inodes
 	Boot    string
 	Group   string
 	Limits  dsec.Limits
@@ -64,12 +65,18 @@ type handle struct {
 }
 
 func (i *instance) makeHandle() error {
-	start, err := startTime(i.sh.proc.pid)
+	inode, err := i.sh.proc.inode()
 	if err != nil {
 		return err
 	}
+	var start uint64
+	if inode == 0 {
+		if start, err = startTime(i.sh.proc.pid); err != nil {
+			return err
+		}
+	}
 	raw, err := json.Marshal(handle{
-		Version: handleVersion, Slot: i.sh.slot, PID: i.sh.proc.pid, Start: start, Boot: i.b.boot,
+		Version: handleVersion, Slot: i.sh.slot, PID: i.sh.proc.pid, Inode: inode, Start: start, Boot: i.b.boot,
 		Group: i.sh.group.Name(), Limits: i.limits, Layers: i.layers, CPUs: i.cpus,
 	})
 	i.handle = raw

@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"runtime"
 	"runtime/debug"
 
 	"golang.org/x/sys/unix"
@@ -31,7 +32,10 @@ func LauncherMain() {
 }
 
 func runLauncher(fd int) error {
-	// A fork copies what the heap has touched.
+	// Its threads are in the kernel nearly always. With one P the runtime takes it
+	// back from a call that blocks at the next tick of sysmon; with more it would
+	// leave it there for 10 ms, and tick 50 times a millisecond meanwhile.
+	runtime.GOMAXPROCS(1)
 	debug.SetGCPercent(50)
 	conn, err := newPacketSocket(fd)
 	if err != nil {

@@ -106,6 +106,37 @@ func (p *process) status() (unix.WaitStatus, bool) {
 	return unix.WaitStatus(info.ExitCode), true
 }
 
+// inode is the number of the pidfd's inode, which since Linux 6.9 is given to one
+// process of a boot and never again; 0 before. To read it costs a hundredth of
+// what startTime does.
+func (p *process) inode() (uint64, error) {
+	raw, err := p.file.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	var n uint64
+	var serr error
+	if err := raw.Control(func(fd uintptr) { n, serr = pidfdInode(int(fd)) }); err != nil {
+		return 0, err
+	}
+	return n, serr
+}
+
+func pidfdInode(fd int) (uint64, error) {
+	var fs unix.Statfs_t
+	if err := unix.Fstatfs(fd, &fs); err != nil {
+		return 0, fmt.Errorf("pidfd: %w", err)
+	}
+	if fs.Type != unix.PID_FS_MAGIC {
+		return 0, nil
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return 0, fmt.Errorf("pidfd: %w", err)
+	}
+	return st.Ino, nil
+}
+
 // startTime returns when a process started, in ticks since boot: with the PID,
 // it names one process of this boot.
 func startTime(pid int) (uint64, error) {

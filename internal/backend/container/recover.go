@@ -24,7 +24,7 @@ func (b *Backend) Recover(ctx context.Context, id dsec.SandboxID, raw backend.Ha
 	if b.slots.claimant(h.Slot) != id {
 		return nil, dsec.Errorf(dsec.CodeLost, "the sandbox is gone")
 	}
-	proc, err := reopen(h.PID, h.Start)
+	proc, err := reopen(&h)
 	if err != nil {
 		return nil, err
 	}
@@ -60,18 +60,27 @@ func (b *Backend) Recover(ctx context.Context, id dsec.SandboxID, raw backend.Ha
 }
 
 // reopen finds a process again. Its error is lost where that has ended.
-func reopen(pid int, start uint64) (*process, error) {
-	pidfd, err := unix.PidfdOpen(pid, 0)
+func reopen(h *handle) (*process, error) {
+	pidfd, err := unix.PidfdOpen(h.PID, 0)
 	if err != nil {
 		return nil, &dsec.Error{Code: dsec.CodeLost, Message: "PID 1 of the sandbox has ended", Err: err}
 	}
 	// Only now is the PID kept from being another process's, so that what it
-	// says of its start is of the process that is held.
-	if got, err := startTime(pid); err != nil || got != start || ended(uintptr(pidfd)) {
+	// says of itself is of the process that is held.
+	if same, err := h.isProcess(pidfd); !same || ended(uintptr(pidfd)) {
 		_ = unix.Close(pidfd)
 		return nil, &dsec.Error{Code: dsec.CodeLost, Message: "PID 1 of the sandbox has ended", Err: err}
 	}
-	return newProcess(pid, pidfd)
+	return newProcess(h.PID, pidfd)
+}
+
+func (h *handle) isProcess(pidfd int) (bool, error) {
+	if h.Inode != 0 {
+		inode, err := pidfdInode(pidfd)
+		return inode == h.Inode, err
+	}
+	start, err := startTime(h.PID)
+	return err == nil && start == h.Start, err
 }
 
 // Sweep implements backend.Backend. It works from what is there, not from what
