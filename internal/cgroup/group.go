@@ -171,6 +171,17 @@ func (g *Group) Claim(id dsec.SandboxID, limits dsec.Limits) error {
 	return g.SetLimits(limits)
 }
 
+// Rename gives a claimed group to another sandbox, in one step.
+func (g *Group) Rename(id dsec.SandboxID) error {
+	if err := unix.Setxattr(g.tree.procPath(g.name), idAttr, []byte(id), unix.XATTR_REPLACE); err != nil {
+		return gone(fmt.Errorf("cgroup %s: rename: %w", g.name, err))
+	}
+	g.mu.Lock()
+	g.id = id
+	g.mu.Unlock()
+	return nil
+}
+
 // procPath names a v2 directory for the calls that take no directory descriptor.
 func (t *Tree) procPath(name string) string {
 	return "/proc/self/fd/" + strconv.Itoa(t.v2) + "/" + name

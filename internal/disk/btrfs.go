@@ -236,6 +236,8 @@ func (b *btrfs) subvolID(dir int) (uint64, error) {
 	return args.treeid, nil
 }
 
+func (b *btrfs) rename(id, to string) error { return renameAt(b.fd, id, to) }
+
 func (b *btrfs) remove(_ context.Context, id string) error {
 	if kept, err := b.free.put(id); kept || err != nil {
 		return err

@@ -98,6 +98,11 @@ type driver interface {
 	destroy() error
 }
 
+// renamer is a driver that gives a volume another name while it is in use.
+type renamer interface {
+	rename(id, to string) error
+}
+
 // drivers in the order in which they are tried. A probe's error has code
 // unsupported where the host cannot; any other error ends the search, since it
 // would hide a fault.
@@ -259,6 +264,31 @@ func (v *Volume) Usage() (Usage, error) {
 	return u, err
 }
 
+// Renames tells whether volumes can be renamed: not where each is a mount.
+func (s *Store) Renames() bool {
+	_, ok := s.driver.(renamer)
+	return ok
+}
+
+// Rename gives the volume to another sandbox.
+func (v *Volume) Rename(id dsec.SandboxID) error {
+	if _, err := dsec.ParseSandboxID(string(id)); err != nil {
+		return err
+	}
+	driver, ok := v.store.driver.(renamer)
+	if !ok {
+		return unsupported("disk: a mounted volume keeps its name")
+	}
+	err := driver.rename(string(v.id), string(id))
+	if errors.Is(err, fs.ErrExist) {
+		return dsec.Errorf(dsec.CodeConflict, "disk: the sandbox has a volume")
+	}
+	if err == nil {
+		v.id = id
+	}
+	return err
+}
+
 // Remove removes the volume. When it returns nil the volume is gone by name,
 // and its space comes back soon. It may be called again.
 func (v *Volume) Remove(ctx context.Context) error {
@@ -322,6 +352,14 @@ func openDirAt(dir int, name string) (int, error) {
 		return -1, &fs.PathError{Op: "open", Path: name, Err: err}
 	}
 	return fd, nil
+}
+
+// renameAt never replaces what has the new name.
+func renameAt(dir int, from, to string) error {
+	if err := unix.Renameat2(dir, from, dir, to, unix.RENAME_NOREPLACE); err != nil {
+		return &fs.PathError{Op: "rename", Path: to, Err: err}
+	}
+	return nil
 }
 
 // path is a path in the Store's directory, for mount(2) and programs.

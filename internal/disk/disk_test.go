@@ -334,6 +334,51 @@ func TestVolumesSurviveTheStoreAndAreSwept(t *testing.T) {
 	})
 }
 
+func TestRename(t *testing.T) {
+	each(t, func(t *testing.T, s *Store) {
+		v, other := create(t, s, idA, 32<<20, 100), create(t, s, idB, 32<<20, 100)
+		if !s.Renames() {
+			if err := v.Rename(dsec.NewSandboxID("aaaaa")); dsec.CodeOf(err) != dsec.CodeUnsupported {
+				t.Errorf("rename: %v, want unsupported", err)
+			}
+			return
+		}
+		f, err := os.Create(upper(t, v) + "/file")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		if err := v.Rename(idB); dsec.CodeOf(err) != dsec.CodeConflict {
+			t.Errorf("over another: %v, want conflict", err)
+		}
+		if _, err := s.Recover(idB); err != nil {
+			t.Errorf("the other is gone: %v", err)
+		}
+		if err := other.Remove(context.Background()); err != nil {
+			t.Fatal(err)
+		}
+		if err := v.Rename(idB); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.Recover(idA); dsec.CodeOf(err) != dsec.CodeLost {
+			t.Errorf("by the old name: %v, want lost", err)
+		}
+		if err := s.Sweep(context.Background(), map[dsec.SandboxID]bool{idB: true}); err != nil {
+			t.Fatal(err)
+		}
+		again, err := s.Recover(idB)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := os.Stat(upper(t, again) + "/file"); err != nil {
+			t.Error(err)
+		}
+		if _, err := fill(t, upper(t, again)+"/more"); !full(err) {
+			t.Errorf("the renamed volume is not bounded: %v", err)
+		}
+	})
+}
+
 func TestRemoveWhileInUse(t *testing.T) {
 	each(t, func(t *testing.T, s *Store) {
 		v := create(t, s, idA, 32<<20, 100)

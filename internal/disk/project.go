@@ -134,6 +134,20 @@ func (p *project) create(_ context.Context, id string, req Request) (int, error)
 	return fd, nil
 }
 
+func (p *project) rename(id, to string) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err := renameAt(p.fd, id, to); err != nil {
+		return err
+	}
+	for n, name := range p.ids {
+		if name == id {
+			p.ids[n] = to
+		}
+	}
+	return nil
+}
+
 func (p *project) allocate(name string) uint32 {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -63,7 +63,7 @@ func (r *recycler) take(id string) (bool, error) {
 	name := r.free[len(r.free)-1]
 	r.free = r.free[:len(r.free)-1]
 	r.mu.Unlock()
-	err := unix.Renameat2(r.b.fd, name, r.b.fd, id, unix.RENAME_NOREPLACE)
+	err := renameAt(r.b.fd, name, id)
 	if err != nil {
 		return false, errors.Join(fmt.Errorf("btrfs: rename subvolume: %w", err), r.b.drop(name))
 	}
@@ -82,7 +82,7 @@ func (r *recycler) put(id string) (bool, error) {
 		return false, nil
 	}
 	name := r.prefix + rand.Text()
-	if err := unix.Renameat2(r.b.fd, id, r.b.fd, name, unix.RENAME_NOREPLACE); err != nil {
+	if err := renameAt(r.b.fd, id, name); err != nil {
 		return false, fmt.Errorf("btrfs: rename subvolume: %w", err)
 	}
 	r.dirty <- name // there is room: only put sends, and holds the lock

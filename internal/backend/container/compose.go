@@ -89,7 +89,7 @@ func fileType(mode uint32) string {
 
 // fillUpper makes the plan's directories and the platform's files in an empty
 // upper directory, owned by the sandbox's IDs.
-func (p *rootPlan) fillUpper(upper int, base uint32, hostname string) error {
+func (p *rootPlan) fillUpper(upper int, base uint32) error {
 	for _, d := range p.make {
 		if d.uid >= idsPerSlot || d.gid >= idsPerSlot {
 			return dsec.Invalid("layers", "want /%s of the image owned by IDs below %d", d.name, idsPerSlot)
@@ -104,7 +104,7 @@ func (p *rootPlan) fillUpper(upper int, base uint32, hostname string) error {
 			return fmt.Errorf("upper: chmod %s: %w", d.name, err)
 		}
 	}
-	for _, f := range etcFiles(hostname) {
+	for _, f := range etcFiles {
 		if err := writeOwned(upper, "etc/"+f.name, f.data, base); err != nil {
 			return err
 		}
@@ -114,12 +114,10 @@ func (p *rootPlan) fillUpper(upper int, base uint32, hostname string) error {
 
 type etcFile struct{ name, data string }
 
-func etcFiles(hostname string) []etcFile {
-	return []etcFile{
-		{"hostname", hostname + "\n"},
-		{"hosts", "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n127.0.1.1\t" + hostname + "\n"},
-		{"resolv.conf", "# This sandbox has no network.\n"},
-	}
+var etcFiles = []etcFile{
+	{"hostname", hostname + "\n"},
+	{"hosts", "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n127.0.1.1\t" + hostname + "\n"},
+	{"resolv.conf", "# This sandbox has no network.\n"},
 }
 
 func writeOwned(dir int, path, data string, owner uint32) error {

@@ -5,6 +5,8 @@
 // runs in all its namespaces and waits; a claim makes a shell a sandbox: it
 // gets a root file system, limits and a name. A cold create makes a shell and
 // claims it at once, a warm one claims a shell of the pool: there is one path.
+// A spare is claimed ahead, for layers and limits that creates asked for lately;
+// a create of that kind only gives it an ID.
 // A slot is a number that stands for a directory of the run directory and for
 // a range of user IDs. The platform is what all containers get of the host.
 //
@@ -58,7 +60,8 @@ type Config struct {
 	// Launcher is the command of the launcher, whose process calls
 	// LauncherMain: this binary with the argument "launcher".
 	Launcher []string
-	// Warm is how many shells are held ready: 0 is none. Each takes about 1 MiB.
+	// Warm is how many containers are held ready, shells and spares together: 0
+	// is none. Each takes about 1 MiB.
 	Warm int
 	// NetSlots is how many network namespaces, and Groups how many cgroups,
 	// are held ready: 16 each.

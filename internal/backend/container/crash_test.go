@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -33,6 +34,7 @@ type errand struct {
 	RunDir, DiskDir, Cgroup, Chronus string
 	ImageBytes                       int64
 	Warm                             int
+	Spare                            bool // the create finds one
 	Request                          backend.CreateRequest
 	Crash                            string
 }
@@ -53,6 +55,9 @@ func victim() {
 	})
 	must(err)
 	must(b.Sweep(background, nil))
+	if e.Spare {
+		must(makeSpare(b, e.Request))
+	}
 	i, err := b.Create(background, e.Request)
 	must(err)
 	_, err = os.Stdout.Write(append(i.Handle(), '\n'))
@@ -63,6 +68,36 @@ func victim() {
 	must(i.Destroy(background))
 	must(b.Close())
 	os.Exit(0)
+}
+
+// makeSpare asks for a kind until there is a spare of it.
+func makeSpare(b *Backend, req backend.CreateRequest) error {
+	for range hotAfter {
+		req.ID = dsec.NewSandboxID("aaaaa")
+		i, err := b.Create(background, req)
+		if err == nil {
+			err = i.Destroy(background)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	for range 3000 {
+		if spares(b) > 0 {
+			return nil
+		}
+		time.Sleep(10 * time.Millisecond) // the pool tells nobody
+	}
+	return errors.New("no spare is made")
+}
+
+func spares(b *Backend) (n int) {
+	b.pool.mu.Lock()
+	defer b.pool.mu.Unlock()
+	for _, d := range b.pool.kinds {
+		n += len(d.spares)
+	}
+	return n
 }
 
 func must(err error) {
@@ -134,7 +169,11 @@ func TestKilledAtEveryStep(t *testing.T) {
 				if strings.HasPrefix(step, "sweep-") {
 					before = "setup" // something to sweep
 				}
-				cmd, stdin, handle := h.startVictim(errand{Request: req, Crash: before, Warm: warm})
+				adopt := strings.HasPrefix(step, "adopt-")
+				if adopt {
+					warm = 2
+				}
+				cmd, stdin, handle := h.startVictim(errand{Request: req, Crash: before, Warm: warm, Spare: adopt})
 				if handle != "" {
 					_, err := io.WriteString(stdin, "destroy\n")
 					check(t, err)
@@ -162,10 +201,16 @@ func TestKilledAtEveryStep(t *testing.T) {
 
 // A sandbox and what runs in it go on when the backend's process is killed.
 func TestRecover(t *testing.T) {
+	t.Run("cold", func(t *testing.T) { testRecover(t, errand{}) })
+	t.Run("spare", func(t *testing.T) { testRecover(t, errand{Warm: 2, Spare: true}) })
+}
+
+func testRecover(t *testing.T, e errand) {
 	h := newHost(t, nil)
 	h.handOver(t)
-	req := h.request()
-	cmd, _, handle := h.startVictim(errand{Request: req})
+	e.Request = h.request()
+	req := e.Request
+	cmd, _, handle := h.startVictim(e)
 	if handle == "" {
 		t.Fatal("the victim made no sandbox")
 	}
@@ -182,7 +227,7 @@ func TestRecover(t *testing.T) {
 	s := &sandbox{host: h, id: req.ID}
 	s.use(i)
 	t.Cleanup(func() { check(t, i.Destroy(background)); _ = s.client.Close() })
-	if o := s.sh("hostname"); o.out != string(req.ID)+"\n" {
+	if o := s.sh("hostname"); o.out != "sandbox\n" {
 		t.Errorf("have %q", o.out)
 	}
 	if u, err := i.Usage(t.Context()); err != nil || u.MemoryLimit != req.Spec.Limits.MemoryBytes {
@@ -235,8 +280,8 @@ func TestDeadShellIsNotGivenOut(t *testing.T) {
 	sh.warm = true
 	check(t, sh.proc.kill())
 	<-sh.proc.done
-	h.b.pool.ready = make(chan *shell, 1)
-	h.b.pool.ready <- sh
+	h.b.pool.want = 1
+	h.b.pool.shells = []*shell{sh}
 	s := h.create()
 	if o := s.sh("echo ok"); o.out != "ok\n" || s.i.Warm() {
 		t.Errorf("have %q, warm %v", o.out, s.i.Warm())
@@ -254,6 +299,65 @@ func TestWarmCreate(t *testing.T) {
 	if n := h.b.Warm(); n != 2 {
 		t.Errorf("%d shells are ready, want 2 and no more", n)
 	}
+}
+
+// Creates that ask for the same get sandboxes that were made before: each with
+// an ID of its own, its own limits and nothing of another.
+func TestSpares(t *testing.T) {
+	h := newHost(t, func(c *Config) { c.Warm = 4 })
+	req := h.request()
+	check(t, makeSpare(h.b, req))
+	req.ID = dsec.NewSandboxID("aaaaa")
+	i, err := h.b.Create(t.Context(), req)
+	check(t, err)
+	s := &sandbox{host: h, id: req.ID}
+	s.use(i)
+	destroyed := false
+	t.Cleanup(func() {
+		_ = s.client.Close()
+		if !destroyed {
+			check(t, i.Destroy(background))
+		}
+	})
+	if o := s.sh("hostname; ls /tmp; echo x >/tmp/x"); o.out != "sandbox\n" || !i.Warm() {
+		t.Errorf("have %q, warm %v", o.out, i.Warm())
+	}
+	if id := h.b.slots.claimant(i.(*instance).sh.slot); id != req.ID {
+		t.Errorf("the slot is %s's", id)
+	}
+	u, err := i.Usage(t.Context())
+	if err != nil || u.MemoryLimit != req.Spec.Limits.MemoryBytes || u.DiskLimit != req.Spec.Limits.DiskBytes {
+		t.Errorf("usage %+v, %v", u, err)
+	}
+	other := req
+	other.ID = dsec.NewSandboxID("aaaaa")
+	other.Spec.Limits.MemoryBytes *= 2
+	j, err := h.b.Create(t.Context(), other)
+	check(t, err)
+	if u, err := j.Usage(t.Context()); err != nil || u.MemoryLimit != other.Spec.Limits.MemoryBytes {
+		t.Errorf("a create with other limits: %+v, %v", u, err)
+	}
+	check(t, errors.Join(j.Destroy(t.Context()), i.Destroy(t.Context())))
+	destroyed = true
+}
+
+// What nobody asks for any more is not held ready.
+func TestSparesCool(t *testing.T) {
+	h := newHost(t, func(c *Config) { c.Warm = 4 })
+	check(t, makeSpare(h.b, h.request()))
+	p := h.b.pool
+	p.mu.Lock()
+	for _, d := range p.kinds {
+		d.last = d.last.Add(-2 * keepSpares)
+	}
+	p.mu.Unlock()
+	p.wake <- struct{}{}
+	testutil.WaitFor(t, 30*time.Second, "the pool", func() error {
+		if n, warm := spares(h.b), h.b.Warm(); n > 0 || warm != 4 {
+			return fmt.Errorf("%d spares among %d", n, warm)
+		}
+		return nil
+	})
 }
 
 func (h *host) awaitWarm(n int) {

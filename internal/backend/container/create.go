@@ -19,7 +19,7 @@ import (
 // CrashSteps are the names with which Config.Crash is called, each before its
 // step: those of a create, of a destroy and of a sweep.
 var CrashSteps = []string{
-	"slot", "listen", "group", "start", "command", "claim-slot", "claim-group", "volume", "compose", "setup", "handle",
+	"slot", "listen", "group", "start", "command", "claim-slot", "claim-group", "volume", "compose", "setup", "adopt-volume", "adopt-group", "adopt-slot", "handle",
 	"kill", "remove-group", "remove-volume", "remove-slot",
 	"sweep-groups", "sweep-volumes", "sweep-slots",
 }
@@ -37,9 +37,10 @@ func (b *Backend) Create(ctx context.Context, req backend.CreateRequest) (_ back
 	}
 	b.pool.calls.begin()
 	defer b.pool.calls.end()
-	i := b.newInstance(req.ID, req.Spec.Limits, req.Layers)
-	if err := b.add(req.ID, i); err != nil {
-		return nil, err
+	i, sh := b.pool.take(req)
+	if i == nil {
+		i = b.newInstance(req.ID, req.Spec.Limits, req.Layers)
+		i.sh = sh
 	}
 	defer func() {
 		if err == nil {
@@ -50,21 +51,15 @@ func (b *Backend) Create(ctx context.Context, req backend.CreateRequest) (_ back
 			err = errors.Join(err, derr)
 		}
 	}()
-	fds, err := b.layers.hold(ctx, req.Layers)
-	if err != nil {
+	if err := b.add(req.ID, i); err != nil {
 		return nil, err
 	}
-	i.held = true
-	plan, err := b.layers.plan(req.Layers, fds)
+	if i.volume != nil {
+		err = b.adopt(i, req.ID)
+	} else {
+		err = b.build(ctx, i)
+	}
 	if err != nil {
-		return nil, err
-	}
-	if i.sh = b.pool.take(); i.sh == nil {
-		if i.sh, err = b.newShell(ctx); err != nil {
-			return nil, err
-		}
-	}
-	if err := b.claim(ctx, i, plan, fds); err != nil {
 		return nil, err
 	}
 	b.crash("handle")
@@ -73,6 +68,25 @@ func (b *Backend) Create(ctx context.Context, req backend.CreateRequest) (_ back
 	}
 	i.watch()
 	return i, nil
+}
+
+// build makes all of an instance, of its shell if it has one.
+func (b *Backend) build(ctx context.Context, i *instance) error {
+	fds, err := b.layers.hold(ctx, i.layers)
+	if err != nil {
+		return err
+	}
+	i.held = true
+	plan, err := b.layers.plan(i.layers, fds)
+	if err != nil {
+		return err
+	}
+	if i.sh == nil {
+		if i.sh, err = b.newShell(ctx); err != nil {
+			return err
+		}
+	}
+	return b.claim(ctx, i, plan, fds)
 }
 
 // check refuses what no container can be.
@@ -158,7 +172,7 @@ func (b *Backend) makeRoot(ctx context.Context, i *instance, plan *rootPlan, lay
 	if err != nil {
 		return -1, fmt.Errorf("volume: %w", err)
 	}
-	err = plan.fillUpper(upper, base, hostname(i.id))
+	err = plan.fillUpper(upper, base)
 	_ = unix.Close(upper)
 	if err != nil {
 		return -1, err
@@ -174,8 +188,9 @@ func (b *Backend) makeRoot(ctx context.Context, i *instance, plan *rootPlan, lay
 	return root, nil
 }
 
-// hostname of a sandbox: its ID, which is a DNS label.
-func hostname(id dsec.SandboxID) string { return string(id) }
+// hostname is every sandbox's: a program that runs again in another one, or in
+// a fork, finds the same name.
+const hostname = "sandbox"
 
 // mountsOf makes the mounts that tell a sandbox its own limits.
 func (b *Backend) mountsOf(i *instance) (mounts []chronusapi.Mount, err error) {
@@ -234,7 +249,7 @@ func (b *Backend) setup(ctx context.Context, i *instance, root int, mounts []chr
 		Move:        []string{"/proc", "/dev"},
 		Mounts:      mounts,
 		CPUs:        cpuMask(i.cpus),
-		Hostname:    hostname(i.id),
+		Hostname:    hostname,
 		KeepCaps:    confine.KeepCaps,
 		Filter:      b.program.filter,
 		ChildFilter: b.program.child,

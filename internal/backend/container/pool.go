@@ -3,28 +3,60 @@ package container
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/backend"
 )
 
-// pool holds shells ready, counting the one that is being made, so that it
-// never makes more than it was asked for. It makes one at a time: a create
-// that finds it empty makes its own and does not wait.
+// pool holds containers ready: shells, and spares of the kinds that creates
+// asked for lately. It counts the one that is being made, so that there are
+// never more than it was asked for, and makes one at a time: a create that
+// finds nothing makes its own and does not wait.
 type pool struct {
 	b     *Backend
-	ready chan *shell // one more waits to be sent
 	want  int
-	count atomic.Int64 // shells ready
-	calls calls        // of callers, which the pool gives way to
+	calls calls // of callers, which the pool gives way to
 
 	once   sync.Once
 	cancel context.CancelFunc
 	done   chan struct{} // closed when nothing is being made any more
+	wake   chan struct{} // something was taken
+
+	mu     sync.Mutex
+	closed bool
+	shells []*shell
+	kinds  []*demand // asked for lately, the last one first
 }
 
+// kind is what makes one spare as good as another.
+type kind struct {
+	layers string // their digests
+	limits dsec.Limits
+}
+
+// demand is a kind that is asked for, and its spares.
+type demand struct {
+	kind   kind
+	layers []backend.Layer
+	asked  int
+	last   time.Time
+	spares []*instance
+}
+
+const (
+	// maxKinds bounds the kinds that spares are held of.
+	maxKinds = 4
+	// hotAfter creates of a kind make it worth a spare; keepSpares is how long
+	// they wait for the next one.
+	hotAfter   = 2
+	keepSpares = time.Minute
+)
+
 func newPool(b *Backend, want int) *pool {
-	return &pool{b: b, want: want, ready: make(chan *shell, max(want-1, 0)), done: make(chan struct{})}
+	return &pool{b: b, want: want, done: make(chan struct{}), wake: make(chan struct{}, 1)}
 }
 
 // start begins to fill the pool. Only the first call counts.
@@ -40,7 +72,7 @@ func (p *pool) start() {
 	})
 }
 
-// Pauses after a shell that could not be made: a host on which none can be
+// Pauses after a container that could not be made: a host on which none can be
 // made is told about, not hammered.
 const (
 	minPause = 100 * time.Millisecond
@@ -52,31 +84,88 @@ func (p *pool) fill(ctx context.Context) {
 	pause := minPause
 	for ctx.Err() == nil {
 		p.calls.awaitQuiet(ctx)
-		sh, err := p.make(ctx)
-		if err != nil {
-			if ctx.Err() != nil {
+		step, wait := p.next(time.Now())
+		if step != nil {
+			if err := step(ctx); err == nil {
+				pause = minPause
+				continue
+			} else if ctx.Err() != nil {
 				return
+			} else {
+				p.b.log.Warn("warm pool makes no progress", "err", err, "next", pause)
+				wait, pause = pause, min(2*pause, maxPause)
 			}
-			p.b.log.Warn("warm pool makes no progress", "err", err, "next", pause)
-			select {
-			case <-ctx.Done():
-			case <-time.After(pause):
-			}
-			pause = min(2*pause, maxPause)
-			continue
 		}
-		pause = minPause
-		p.count.Add(1)
 		select {
-		case p.ready <- sh:
 		case <-ctx.Done():
-			p.count.Add(-1)
-			p.drop(ctx, sh)
+		case <-time.After(wait):
+		case <-p.wake:
 		}
 	}
 }
 
-func (p *pool) make(ctx context.Context) (*shell, error) {
+// next is what the pool lacks or has too much of, or how long it may be at rest.
+func (p *pool) next(now time.Time) (step func(context.Context) error, wait time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	hot := p.cool(now)
+	perKind, shells := p.split(hot)
+	for _, d := range p.kinds {
+		if extra := len(d.spares) - perKind; extra > 0 && hot > 0 || len(d.spares) > 0 && !d.hot() {
+			i := d.spares[0]
+			d.spares = d.spares[1:]
+			return func(ctx context.Context) error { p.dropSpare(ctx, i); return nil }, 0
+		}
+	}
+	if len(p.shells) < shells {
+		return p.addShell, 0
+	}
+	for _, d := range p.kinds {
+		if d.hot() && len(d.spares) < perKind {
+			return func(ctx context.Context) error { return p.addSpare(ctx, d) }, 0
+		}
+	}
+	return nil, keepSpares / 4
+}
+
+// cool forgets kinds that were not asked for lately, except their spares, and
+// counts those that spares are held of.
+func (p *pool) cool(now time.Time) (hot int) {
+	for _, d := range p.kinds {
+		if now.Sub(d.last) > keepSpares {
+			d.asked = 0
+		}
+		if d.hot() {
+			hot++
+		}
+	}
+	p.kinds = slices.DeleteFunc(p.kinds, func(d *demand) bool { return d.asked == 0 && len(d.spares) == 0 })
+	return hot
+}
+
+func (d *demand) hot() bool { return d.asked >= hotAfter }
+
+// split divides what is wanted between the kinds and shells, which serve any.
+func (p *pool) split(hot int) (perKind, shells int) {
+	if hot == 0 || !p.b.disk.Renames() {
+		return 0, p.want
+	}
+	perKind = (p.want - p.want/4) / hot
+	return perKind, p.want - hot*perKind
+}
+
+func (p *pool) addShell(ctx context.Context) error {
+	sh, err := p.makeShell(ctx)
+	if err != nil {
+		return err
+	}
+	p.mu.Lock()
+	p.shells = append(p.shells, sh)
+	p.mu.Unlock()
+	return nil
+}
+
+func (p *pool) makeShell(ctx context.Context) (*shell, error) {
 	sh, err := p.b.newShell(ctx)
 	if err != nil {
 		return nil, err
@@ -88,22 +177,90 @@ func (p *pool) make(ctx context.Context) (*shell, error) {
 	return sh, nil
 }
 
-// take returns a ready shell, or nil.
-func (p *pool) take() *shell {
-	for {
-		select {
-		case sh := <-p.ready:
-			p.count.Add(-1)
-			select {
-			case <-sh.proc.done: // died while it waited
-				p.drop(context.Background(), sh)
-			default:
-				return sh
-			}
-		default:
-			return nil
+// addSpare makes a spare, of a shell if there are more than are wanted.
+func (p *pool) addSpare(ctx context.Context, d *demand) error {
+	i := p.b.newInstance(dsec.NewSandboxID(spareEdge), d.kind.limits, d.layers)
+	p.mu.Lock()
+	_, shells := p.split(p.hotKinds())
+	if len(p.shells) > shells {
+		i.sh = p.popShell()
+	}
+	p.mu.Unlock()
+	if err := p.b.build(ctx, i); err != nil {
+		return errors.Join(err, i.destroy(context.WithoutCancel(ctx)))
+	}
+	i.sh.warm = true
+	p.mu.Lock()
+	d.spares = append(d.spares, i)
+	p.mu.Unlock()
+	return nil
+}
+
+func (p *pool) hotKinds() (n int) {
+	for _, d := range p.kinds {
+		if d.hot() {
+			n++
 		}
 	}
+	return n
+}
+
+// take returns a spare of this kind, or a shell, or neither.
+func (p *pool) take(req backend.CreateRequest) (i *instance, sh *shell) {
+	defer func() {
+		select {
+		case p.wake <- struct{}{}:
+		default:
+		}
+	}()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.want <= 0 {
+		return nil, nil
+	}
+	d := p.ask(req, time.Now())
+	for len(d.spares) > 0 {
+		i = d.spares[len(d.spares)-1]
+		d.spares = d.spares[:len(d.spares)-1]
+		if i.sh.alive() {
+			return i, nil
+		}
+		go p.dropSpare(context.Background(), i)
+	}
+	return nil, p.popShell()
+}
+
+// popShell takes a shell that lives. The caller holds p.mu.
+func (p *pool) popShell() *shell {
+	for len(p.shells) > 0 {
+		sh := p.shells[len(p.shells)-1]
+		p.shells = p.shells[:len(p.shells)-1]
+		if sh.alive() {
+			return sh
+		}
+		go p.drop(context.Background(), sh)
+	}
+	return nil
+}
+
+// ask counts a create of a kind. The caller holds p.mu.
+func (p *pool) ask(req backend.CreateRequest, now time.Time) *demand {
+	k := kindOf(req)
+	n := slices.IndexFunc(p.kinds, func(d *demand) bool { return d.kind == k })
+	var d *demand
+	if n >= 0 {
+		d = p.kinds[n]
+		p.kinds = slices.Delete(p.kinds, n, n+1)
+	} else {
+		d = &demand{kind: k, layers: slices.Clone(req.Layers)}
+	}
+	d.asked++
+	d.last = now
+	p.kinds = slices.Insert(p.kinds, 0, d)
+	for _, old := range p.kinds[min(maxKinds, len(p.kinds)):] {
+		old.asked = 0
+	}
+	return d
 }
 
 func (p *pool) drop(ctx context.Context, sh *shell) {
@@ -112,24 +269,40 @@ func (p *pool) drop(ctx context.Context, sh *shell) {
 	}
 }
 
-// close stops making shells and destroys those that are left.
+func (p *pool) dropSpare(ctx context.Context, i *instance) {
+	_ = i.destroy(context.WithoutCancel(ctx)) // logs what it cannot free
+}
+
+// close stops making containers and destroys those that are left.
 func (p *pool) close(ctx context.Context) error {
 	p.start() // so that done is closed
 	p.cancel()
 	<-p.done
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	var errs []error
-	for {
-		select {
-		case sh := <-p.ready:
-			errs = append(errs, p.b.discard(ctx, sh))
-		default:
-			return errors.Join(errs...)
+	for _, sh := range p.shells {
+		errs = append(errs, p.b.discard(ctx, sh))
+	}
+	for _, d := range p.kinds {
+		for _, i := range d.spares {
+			errs = append(errs, i.destroy(ctx))
 		}
 	}
+	p.shells, p.kinds, p.want = nil, nil, 0
+	return errors.Join(errs...)
 }
 
-// Warm is how many shells are ready to be claimed, for metrics.
-func (b *Backend) Warm() int { return int(b.pool.count.Load()) }
+// Warm is how many containers are ready to be claimed, for metrics.
+func (b *Backend) Warm() int {
+	b.pool.mu.Lock()
+	defer b.pool.mu.Unlock()
+	n := len(b.pool.shells)
+	for _, d := range b.pool.kinds {
+		n += len(d.spares)
+	}
+	return n
+}
 
 // discard destroys a shell that nobody claimed.
 func (b *Backend) discard(ctx context.Context, sh *shell) error {
@@ -140,47 +313,4 @@ func (b *Backend) discard(ctx context.Context, sh *shell) error {
 		sh.proc.close()
 	}
 	return b.slots.release(sh.slot)
-}
-
-// calls counts the creates in progress. To make a shell takes as long as a
-// claim takes several times, of the same processors.
-type calls struct {
-	active atomic.Int64
-	last   atomic.Int64 // when the last one ended, in ns of the monotonic clock
-}
-
-// Background work starts once no create was in progress for quiet, the time in
-// which a caller sends its first command; never later than after busy, so that
-// a stream of creates finds a pool, too.
-const (
-	quiet = 5 * time.Millisecond
-	busy  = 50 * time.Millisecond
-)
-
-var started = time.Now()
-
-func (c *calls) begin() { c.active.Add(1) }
-
-func (c *calls) end() {
-	c.last.Store(int64(time.Since(started)))
-	c.active.Add(-1)
-}
-
-func (c *calls) awaitQuiet(ctx context.Context) {
-	deadline := time.Since(started) + busy
-	for {
-		now := time.Since(started)
-		wait := quiet
-		if c.active.Load() == 0 {
-			wait = time.Duration(c.last.Load()) + quiet - now
-		}
-		if wait = min(wait, deadline-now); wait <= 0 || c.last.Load() == 0 && c.active.Load() == 0 {
-			return
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(wait):
-		}
-	}
 }

@@ -67,6 +67,16 @@ func (b *Backend) newShell(ctx context.Context) (_ *shell, err error) {
 	return sh, nil
 }
 
+// alive reports whether PID 1 of a shell that waits has not ended.
+func (sh *shell) alive() bool {
+	select {
+	case <-sh.proc.done:
+		return false
+	default:
+		return true
+	}
+}
+
 // await waits until chronus answers.
 func (sh *shell) await(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, stepTimeout)

@@ -91,7 +91,7 @@ func (s *slots) acquire() (slot, error) {
 
 // release gives a slot back. It succeeds where the slot is already gone.
 func (s *slots) release(n slot) error {
-	for _, name := range []string{"/s", "/id"} {
+	for _, name := range []string{"/s", "/id", newID} {
 		if err := unix.Unlinkat(s.dir, n.String()+name, 0); err != nil && err != unix.ENOENT {
 			return fmt.Errorf("slot %s: %w", n, err)
 		}
@@ -109,6 +109,21 @@ func (s *slots) claim(n slot, id dsec.SandboxID) error {
 	}
 	return nil
 }
+
+// rename gives a claimed slot to another sandbox, in one step.
+func (s *slots) rename(n slot, id dsec.SandboxID) error {
+	err := unix.Symlinkat(string(id), s.dir, n.String()+newID)
+	if err == nil {
+		err = unix.Renameat(s.dir, n.String()+newID, s.dir, n.String()+"/id")
+	}
+	if err != nil {
+		return fmt.Errorf("slot %s: rename: %w", n, err)
+	}
+	return nil
+}
+
+// newID is what a crash may leave of a rename.
+const newID = "/id.new"
 
 // claimant returns whose slot it is; empty if nobody's.
 func (s *slots) claimant(n slot) dsec.SandboxID {
