@@ -196,3 +196,9 @@ void files_reaped(int ended) {
 	if (ended == pid)
 		pid = 0; // its socket tells the rest
 }
+
+// An agent may stop all that it can signal; its files stay readable then.
+void files_stopped(int stopped) {
+	if (stopped == pid)
+		kill(pid, SIGCONT);
+}

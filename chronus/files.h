@@ -8,6 +8,9 @@
 void files_init(const char *path);
 
 void files_reaped(int pid);
+
+// files_stopped has a stopped chronus-files go on.
+void files_stopped(int pid);
 void files_cancel(struct conn *c);
 
 #endif

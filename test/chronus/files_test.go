@@ -115,6 +115,27 @@ func TestAKilledFilesProcessIsReplaced(t *testing.T) {
 	})
 }
 
+// An agent that stops everything leaves its files readable all the same.
+func TestAStoppedFilesProcessGoesOn(t *testing.T) {
+	each(t, func(t *testing.T, f *fixture) {
+		if _, err := f.Stat(t.Context(), "/", false); err != nil {
+			t.Fatal(err)
+		}
+		pid := f.filesProcess(t)
+		for range 20 {
+			if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := f.Stat(t.Context(), "/", false); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if now := f.filesProcess(t); now != pid {
+			t.Errorf("it is %d now and was %d", now, pid)
+		}
+	})
+}
+
 func TestTheFilesProcessEndsWhenIdle(t *testing.T) {
 	each(t, func(t *testing.T, f *fixture) {
 		t.Parallel() // it waits for 20 s
