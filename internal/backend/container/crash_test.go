@@ -271,6 +271,48 @@ func TestLauncherKilled(t *testing.T) {
 	}
 }
 
+// A create whose launcher dies, or whose caller goes, while PID 1 is being made
+// leaves nothing (the ledger looks), and the next one works.
+func TestLauncherKilledAmidACreate(t *testing.T) {
+	amid := func() {}
+	h := newHost(t, func(c *Config) {
+		c.Crash = func(step string) {
+			if step == "command" {
+				amid()
+			}
+		}
+	})
+	check(t, h.create().i.Destroy(background))
+	for name, f := range map[string]func(cancel func()){
+		"launcher killed": func(func()) {
+			run := h.b.launcher.run
+			check(t, run.cmd.Process.Kill())
+			<-run.dead
+		},
+		"launcher stopped, caller gone": func(cancel func()) {
+			run := h.b.launcher.run
+			check(t, run.cmd.Process.Signal(unix.SIGSTOP))
+			cancel()
+			time.AfterFunc(100*time.Millisecond, func() { _ = run.cmd.Process.Signal(unix.SIGCONT) })
+		},
+	} {
+		ctx, cancel := context.WithCancel(t.Context())
+		amid = func() { f(cancel) }
+		i, err := h.b.Create(ctx, h.request())
+		cancel()
+		amid = func() {}
+		// The answer may have come before the launcher's death.
+		if err == nil {
+			check(t, i.Destroy(background))
+		} else if name == "launcher killed" && dsec.CodeOf(err) != dsec.CodeUnavailable {
+			t.Errorf("%s: %v", name, cause(err))
+		}
+		if o := h.create().sh("echo ok"); o.out != "ok\n" {
+			t.Errorf("%s: have %q", name, o.out)
+		}
+	}
+}
+
 // A shell that died in the pool is freed and not given out.
 func TestDeadShellIsNotGivenOut(t *testing.T) {
 	h := newHost(t, nil)

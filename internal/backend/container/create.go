@@ -117,8 +117,8 @@ func (b *Backend) check(req backend.CreateRequest) error {
 // maxLayers keeps the descriptors of a create in bounds; overlayfs takes 500.
 const maxLayers = 128
 
-// claim makes a shell the sandbox of i. The limits are set while its root is
-// made: neither needs the other.
+// claim makes a shell the sandbox of i. What needs no process is done first:
+// the launcher may still be at it.
 func (b *Backend) claim(ctx context.Context, i *instance, plan *rootPlan, layers []int) (err error) {
 	sh := i.sh
 	b.crash("claim-slot")
@@ -126,29 +126,46 @@ func (b *Backend) claim(ctx context.Context, i *instance, plan *rootPlan, layers
 		return err
 	}
 	b.crash("claim-group")
-	limited := make(chan error, 1)
-	go func() { limited <- sh.group.Claim(i.id, i.limits) }()
-	root, err := b.makeRoot(ctx, i, plan, layers)
-	if err == nil {
-		defer unix.Close(root)
+	if err := sh.group.Claim(i.id, i.limits); err != nil {
+		return err
 	}
-	mounts, merr := b.mountsOf(i)
+	volume, err := b.makeVolume(ctx, i, plan)
+	if err != nil {
+		return err
+	}
+	defer b.composer.closer.later(volume)
+	mounts, err := b.mountsOf(i)
 	defer func() {
 		for _, m := range mounts {
 			closeAll([]int{m.FD})
 		}
 	}()
-	if err := errors.Join(err, merr, <-limited); err != nil {
+	if err != nil {
 		return err
 	}
+	if err := sh.started(ctx); err != nil {
+		return err
+	}
+	b.crash("compose")
+	idmap := len(layers) > 0
+	if !idmap {
+		layers = []int{b.facts.empty}
+	}
+	root, err := b.composer.compose(layers, idmap, sh.userns, volume)
+	if err != nil {
+		return fmt.Errorf("root: %w", err)
+	}
+	defer unix.Close(root)
 	_ = unix.Close(sh.userns)
 	sh.userns = -1
 	b.crash("setup")
 	return b.setup(ctx, i, root, mounts)
 }
 
-// makeRoot makes the volume and the detached mount of the root.
-func (b *Backend) makeRoot(ctx context.Context, i *instance, plan *rootPlan, layers []int) (_ int, err error) {
+// makeVolume makes the volume, with what the root needs in it, and returns a
+// detached mount of it, which keeps the host's paths out of the sandbox's
+// mountinfo.
+func (b *Backend) makeVolume(ctx context.Context, i *instance, plan *rootPlan) (_ int, err error) {
 	base := i.sh.slot.base()
 	b.crash("volume")
 	if i.volume, err = b.disk.Create(ctx, i.id, disk.Request{
@@ -156,36 +173,25 @@ func (b *Backend) makeRoot(ctx context.Context, i *instance, plan *rootPlan, lay
 	}); err != nil {
 		return -1, err
 	}
-	b.crash("compose")
 	dir, err := i.volume.Open()
 	if err != nil {
 		return -1, err
 	}
 	defer unix.Close(dir)
-	// The detached mount keeps the host's paths out of the sandbox's mountinfo.
 	volume, err := cloneMount(dir, "", 0)
 	if err != nil {
 		return -1, fmt.Errorf("volume: %w", err)
 	}
-	defer b.composer.closer.later(volume)
 	upper, err := unix.Openat(volume, "upper", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err == nil {
+		err = plan.fillUpper(upper, base)
+		_ = unix.Close(upper)
+	}
 	if err != nil {
+		b.composer.closer.later(volume)
 		return -1, fmt.Errorf("volume: %w", err)
 	}
-	err = plan.fillUpper(upper, base)
-	_ = unix.Close(upper)
-	if err != nil {
-		return -1, err
-	}
-	idmap := len(layers) > 0
-	if !idmap {
-		layers = []int{b.facts.empty}
-	}
-	root, err := b.composer.compose(layers, idmap, i.sh.userns, volume)
-	if err != nil {
-		return -1, fmt.Errorf("root: %w", err)
-	}
-	return root, nil
+	return volume, nil
 }
 
 // hostname is every sandbox's: a program that runs again in another one, or in

@@ -35,7 +35,7 @@ type instance struct {
 	exit      backend.Exit
 	killed    bool
 	destroyed bool
-	abandoned chan struct{}
+	abandoned bool
 }
 
 var (
@@ -44,7 +44,7 @@ var (
 )
 
 func (b *Backend) newInstance(id dsec.SandboxID, limits dsec.Limits, layers []backend.Layer) *instance {
-	return &instance{b: b, id: id, limits: limits, layers: layers, done: make(chan struct{}), abandoned: make(chan struct{})}
+	return &instance{b: b, id: id, limits: limits, layers: layers, done: make(chan struct{})}
 }
 
 // handleVersion is the version of handle; N-1 is read too, once there is one.
@@ -136,17 +136,15 @@ func (i *instance) Exit() backend.Exit {
 
 // watch closes Done when PID 1 ends.
 func (i *instance) watch() {
-	go func() {
-		select {
-		case <-i.sh.proc.done:
-		case <-i.abandoned:
+	i.sh.proc.onEnd(func() {
+		i.mu.Lock()
+		defer i.mu.Unlock()
+		if i.abandoned {
 			return
 		}
-		i.mu.Lock()
 		i.exit = backend.Exit{At: time.Now(), Reason: i.reason()}
-		i.mu.Unlock()
 		close(i.done)
-	}()
+	})
 }
 
 func (i *instance) reason() string {
@@ -202,7 +200,9 @@ func (i *instance) destroy(ctx context.Context) error {
 		if err := i.b.slots.release(i.sh.slot); err != nil {
 			return i.failed(err)
 		}
-		i.sh.proc.close()
+		if i.sh.proc != nil {
+			i.sh.proc.close()
+		}
 	}
 	if i.held {
 		i.b.layers.release(i.layers)
@@ -228,7 +228,7 @@ func (i *instance) failed(err error) error {
 func (i *instance) abandon() {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	close(i.abandoned)
+	i.abandoned = true
 	if i.sh != nil && i.sh.proc != nil {
 		i.sh.proc.close()
 	}

@@ -164,49 +164,66 @@ func (r *launcherRun) close() {
 // are the caller's. Where ctx ends first the request goes on, and its
 // descriptors are closed when they come.
 func (r *launcherRun) call(ctx context.Context, req request, fds ...int) (answer, error) {
-	ch := make(chan answer, 1)
+	s, err := r.send(req, fds...)
+	if err != nil {
+		return answer{}, err
+	}
+	a, err := s.answer(ctx)
+	if err != nil && ctx.Err() != nil {
+		s.abandon()
+	}
+	return a, err
+}
+
+// starting is a request that waits for its answer.
+type starting struct {
+	run *launcherRun
+	id  uint64
+	ch  chan answer
+}
+
+func (r *launcherRun) send(req request, fds ...int) (*starting, error) {
+	s := &starting{run: r, ch: make(chan answer, 1)}
 	r.mu.Lock()
 	r.nextID++
-	req.ID = r.nextID
-	r.waiting[req.ID] = ch
+	s.id = r.nextID
+	r.waiting[s.id] = s.ch
 	r.mu.Unlock()
+	req.ID = s.id
 	if err := r.conn.send(req, fds...); err != nil {
-		r.forget(req.ID)
-		return answer{}, &dsec.Error{Code: dsec.CodeUnavailable, Message: errLauncherGone.Message, Err: err}
+		r.forget(s.id)
+		return nil, &dsec.Error{Code: dsec.CodeUnavailable, Message: errLauncherGone.Message, Err: err}
 	}
+	return s, nil
+}
+
+// answer waits for the answer. Where ctx ends first it may be called again, or
+// else abandon is.
+func (s *starting) answer(ctx context.Context) (answer, error) {
 	select {
-	case a := <-ch:
+	case a := <-s.ch:
 		if a.Error != nil {
 			closeAll(a.fds)
 			return answer{}, a.Error.err()
 		}
 		return a, nil
-	case <-r.dead:
+	case <-s.run.dead:
 		return answer{}, errLauncherGone
 	case <-ctx.Done():
-		if !r.forget(req.ID) { // the answer is on its way to ch
-			closeAll((<-ch).fds)
-		}
 		return answer{}, context.Cause(ctx)
 	}
 }
 
-// forget reports whether the request was still waiting.
-func (r *launcherRun) forget(id uint64) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	_, ok := r.waiting[id]
-	delete(r.waiting, id)
-	return ok
+// abandon lets the descriptors of the answer be closed when they come.
+func (s *starting) abandon() {
+	if !s.run.forget(s.id) { // the answer is on its way to ch
+		closeAll((<-s.ch).fds)
+	}
 }
 
-// startShell starts a container up to the point where chronus waits for Setup.
-func (l *launcher) startShell(ctx context.Context, base uint32, listener, cgroup int) (p *process, userns int, err error) {
-	run, err := l.get(ctx)
-	if err != nil {
-		return nil, -1, err
-	}
-	a, err := run.call(ctx, request{Start: &startRequest{Base: base}}, listener, cgroup)
+// wait returns PID 1 of a container and its user namespace.
+func (s *starting) wait(ctx context.Context) (p *process, userns int, err error) {
+	a, err := s.answer(ctx)
 	if err != nil {
 		return nil, -1, err
 	}
@@ -220,6 +237,25 @@ func (l *launcher) startShell(ctx context.Context, base uint32, listener, cgroup
 		return nil, -1, err
 	}
 	return p, a.fds[1], nil
+}
+
+// forget reports whether the request was still waiting.
+func (r *launcherRun) forget(id uint64) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	_, ok := r.waiting[id]
+	delete(r.waiting, id)
+	return ok
+}
+
+// startShell has a container started up to the point where chronus waits for
+// Setup. The descriptors stay the caller's.
+func (l *launcher) startShell(ctx context.Context, base uint32, listener, cgroup int) (*starting, error) {
+	run, err := l.get(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return run.send(request{Start: &startRequest{Base: base}}, listener, cgroup)
 }
 
 // close ends the launcher.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"strconv"
+	"sync"
 	"syscall"
 	"unsafe"
 
@@ -17,6 +18,9 @@ type process struct {
 	pid  int
 	file *os.File // the pidfd
 	done chan struct{}
+
+	mu     sync.Mutex
+	ending map[*func()]struct{} // called once done is closed
 }
 
 // newProcess takes over a pidfd and waits for the process's end in the
@@ -36,10 +40,43 @@ func newProcess(pid, pidfd int) (*process, error) {
 		// An error means that the file was closed: the instance is destroyed,
 		// or the backend is closed and another one will recover it.
 		if raw.Read(ended) == nil {
-			close(p.done)
+			p.end()
 		}
 	}()
 	return p, nil
+}
+
+func (p *process) end() {
+	p.mu.Lock()
+	close(p.done)
+	calls := p.ending
+	p.ending = nil
+	p.mu.Unlock()
+	for f := range calls {
+		(*f)()
+	}
+}
+
+// onEnd has f called once the process has ended, unless what it returns is
+// called before. f must not wait for long. It costs no goroutine.
+func (p *process) onEnd(f func()) (stop func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	select {
+	case <-p.done:
+		go f()
+		return func() {}
+	default:
+	}
+	if p.ending == nil {
+		p.ending = map[*func()]struct{}{}
+	}
+	p.ending[&f] = struct{}{}
+	return func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		delete(p.ending, &f)
+	}
 }
 
 // ended reports whether the process of a pidfd has ended.

@@ -22,13 +22,15 @@ type shell struct {
 	slot    slot
 	group   *cgroup.Group
 	command *cgroup.CommandGroup // the first, until it is chronus's
+	pending *starting            // of proc and userns, until the launcher has answered
 	proc    *process
 	userns  int // -1 once the root is composed
 	client  *chronusapi.Client
 	warm    bool
 }
 
-// newShell starts a shell. It does not wait for chronus.
+// newShell has a shell started. It waits neither for the launcher, see started,
+// nor for chronus, see await.
 func (b *Backend) newShell(ctx context.Context) (_ *shell, err error) {
 	sh := &shell{userns: -1}
 	b.crash("slot")
@@ -57,7 +59,7 @@ func (b *Backend) newShell(ctx context.Context) (_ *shell, err error) {
 	}
 	defer unix.Close(dir)
 	b.crash("start")
-	if sh.proc, sh.userns, err = b.launcher.startShell(ctx, sh.slot.base(), listener, dir); err != nil {
+	if sh.pending, err = b.launcher.startShell(ctx, sh.slot.base(), listener, dir); err != nil {
 		return nil, err
 	}
 	b.crash("command")
@@ -77,8 +79,25 @@ func (sh *shell) alive() bool {
 	}
 }
 
+// started waits until PID 1 is there.
+func (sh *shell) started(ctx context.Context) (err error) {
+	if sh.pending == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
+	defer cancel()
+	sh.proc, sh.userns, err = sh.pending.wait(ctx)
+	if err == nil || ctx.Err() == nil { // else destroy waits for it
+		sh.pending = nil
+	}
+	return err
+}
+
 // await waits until chronus answers.
 func (sh *shell) await(ctx context.Context) error {
+	if err := sh.started(ctx); err != nil {
+		return err
+	}
 	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
 	defer cancel()
 	defer sh.untilDead(&ctx)()
@@ -97,15 +116,8 @@ func (sh *shell) dial(b *Backend) func(context.Context) (net.Conn, error) {
 func (sh *shell) untilDead(ctx *context.Context) func() {
 	watched, cancel := context.WithCancelCause(*ctx)
 	*ctx = watched
-	stop := make(chan struct{})
-	go func() {
-		select {
-		case <-sh.proc.done:
-			cancel(errDied)
-		case <-stop:
-		}
-	}()
-	return func() { close(stop); cancel(nil) }
+	stop := sh.proc.onEnd(func() { cancel(errDied) })
+	return func() { stop(); cancel(nil) }
 }
 
 var errDied = errors.New("PID 1 of the container ended before it was ready")
@@ -129,6 +141,10 @@ func (sh *shell) destroy(ctx context.Context, b *Backend) error {
 	}
 	if sh.client != nil {
 		_ = sh.client.Close()
+	}
+	if err := sh.started(ctx); err != nil && sh.pending != nil {
+		sh.pending.abandon() // what is started yet is killed with its group
+		sh.pending = nil
 	}
 	if sh.userns >= 0 {
 		_ = unix.Close(sh.userns)
