@@ -240,16 +240,39 @@ func (k *call) broken(err error) error {
 		// Nobody who asks errors.Is(err, io.EOF) may take it for a good end.
 		err = io.ErrUnexpectedEOF
 	}
-	return &dsec.Error{Code: k.lost, Message: "the connection to chronus broke", Err: err}
+	return &dsec.Error{Code: k.lost, Message: "the connection to chronus broke", Err: brokenError{err}}
+}
+
+// brokenError marks the error of a connection that broke in a call.
+type brokenError struct{ error }
+
+func (e brokenError) Unwrap() error { return e.error }
+
+// readTries is how often a call is made whose connection breaks before there is
+// an answer, where it only reads: an agent may kill what serves files while
+// its connections are still open, and then another serves the next.
+const readTries = 3
+
+// retry makes a call, again if it only reads and nothing was answered.
+func retry(typ uint8, call func() error) error {
+	for n := 1; ; n++ {
+		err := call()
+		var broken brokenError
+		if !isFileRead(typ) || n == readTries || !errors.As(err, &broken) {
+			return err
+		}
+	}
 }
 
 // simple makes a call whose answer is one result.
 func (c *Client) simple(ctx context.Context, typ uint8, payload []byte, lost dsec.Code, result func(*dec)) error {
-	k, err := c.begin(ctx, typ, payload, lost)
-	if err != nil {
-		return err
-	}
-	return k.finish(result)
+	return retry(typ, func() error {
+		k, err := c.begin(ctx, typ, payload, lost)
+		if err != nil {
+			return err
+		}
+		return k.finish(result)
+	})
 }
 
 // finish reads the result of a call that has no other answer.

@@ -138,12 +138,19 @@ func (c *Client) Upload(ctx context.Context, req UploadRequest, tar io.Reader) (
 
 // content opens a call that answers with data, and waits for the first.
 func (c *Client) content(ctx context.Context, typ uint8, payload []byte) (io.ReadCloser, error) {
-	k, err := c.begin(ctx, typ, payload, dsec.CodeUnavailable)
+	var r *contentReader
+	err := retry(typ, func() error {
+		k, err := c.begin(ctx, typ, payload, dsec.CodeUnavailable)
+		if err != nil {
+			return err
+		}
+		r = &contentReader{k: k}
+		if err = r.fill(); err == io.EOF {
+			return nil // it is empty
+		}
+		return err
+	})
 	if err != nil {
-		return nil, err
-	}
-	r := &contentReader{k: k}
-	if err := r.fill(); err != nil && err != io.EOF {
 		return nil, err
 	}
 	return r, nil

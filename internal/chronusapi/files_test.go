@@ -188,6 +188,81 @@ func TestHandedOverConnectionEndsWhenIdle(t *testing.T) {
 	}
 }
 
+// breaking serves a client's connections in turn: the first ones are closed once
+// a request came.
+func breaking(t *testing.T, n int, h Handler) (c *Client, dials *int) {
+	dials = new(int)
+	c = NewClient(func(context.Context) (net.Conn, error) {
+		a, b := net.Pipe()
+		if *dials++; *dials > n {
+			go Serve(t.Context(), b, h)
+			return a, nil
+		}
+		go func() {
+			_, _ = b.Read(make([]byte, 100))
+			b.Close()
+		}()
+		return a, nil
+	})
+	return c, dials
+}
+
+// What reads only is tried again where an agent killed what served it, and what
+// changes something is not, for it may have been done.
+func TestReadsSurviveTheEndOfWhatServesThem(t *testing.T) {
+	h := &stub{
+		stat: func(string) (FileInfo, error) { return FileInfo{Name: "f"}, nil },
+		list: func() ([]FileInfo, bool, error) { return []FileInfo{{Name: "f"}}, false, nil },
+		read: func(_ context.Context, w io.Writer) error {
+			_, err := io.WriteString(w, "text")
+			return err
+		},
+	}
+	for n := range readTries + 1 {
+		for name, call := range map[string]func(c *Client) error{
+			"stat": func(c *Client) error {
+				f, err := c.Stat(t.Context(), "/f", false)
+				if err == nil && f.Name != "f" {
+					t.Errorf("got %+v", f)
+				}
+				return err
+			},
+			"list": func(c *Client) error {
+				list, _, err := c.ListDir(t.Context(), "/", "", 1)
+				if err == nil && len(list) != 1 {
+					t.Errorf("got %+v", list)
+				}
+				return err
+			},
+			"read": func(c *Client) error {
+				r, err := c.Read(t.Context(), "/f", 0, -1)
+				if err != nil {
+					return err
+				}
+				defer r.Close()
+				text, err := io.ReadAll(r)
+				if string(text) != "text" {
+					t.Errorf("got %q", text)
+				}
+				return err
+			},
+		} {
+			c, dials := breaking(t, n, h)
+			err := call(c)
+			if n < readTries && err != nil || n == readTries && dsec.CodeOf(err) != dsec.CodeUnavailable {
+				t.Errorf("%s, %d connections broke: %v", name, n, err)
+			}
+			if *dials != min(n+1, readTries) {
+				t.Errorf("%s, %d connections broke: %d were made", name, n, *dials)
+			}
+		}
+	}
+	c, dials := breaking(t, 1, h)
+	if err := c.Mkdir(t.Context(), "/d", 0, false); dsec.CodeOf(err) != dsec.CodeOutcomeUnknown || *dials != 1 {
+		t.Errorf("mkdir: %v after %d connections", err, *dials)
+	}
+}
+
 type failing struct{ err error }
 
 func (f *failing) Read([]byte) (int, error) { return 0, f.err }

@@ -8,6 +8,11 @@ import (
 // isFileCall reports whether a call is one of FileHandler's.
 func isFileCall(call uint8) bool { return call >= callStat && call <= callUpload }
 
+// isFileRead reports whether a call is one of those and changes nothing.
+func isFileRead(call uint8) bool {
+	return call == callStat || call == callListDir || call == callRead || call == callDownload
+}
+
 // serveFile answers one request of FileHandler's.
 func (s *server) serveFile(ctx context.Context, call uint8, d *dec) error {
 	if s.files == nil {
