@@ -203,7 +203,10 @@ func TestDozensAlive(t *testing.T) {
 		all = append(all, h.createAs(func(r *backend.CreateRequest) { r.Spec.Limits.MemoryBytes = 32 << 20 }))
 	}
 	for _, s := range all {
-		if o := s.sh("hostname; ip -o link | grep -c ."); o.out != string(s.id)+"\n1\n" {
+		s.sh("echo " + string(s.id) + " >/tmp/id")
+	}
+	for _, s := range all {
+		if o := s.sh("cat /tmp/id; ip -o link | grep -c ."); o.out != string(s.id)+"\n1\n" {
 			t.Errorf("%s says %q", s.id, o.out)
 		}
 	}

@@ -217,7 +217,7 @@ func TestNothingTellsOfTheHost(t *testing.T) {
 	host, err := os.Hostname()
 	check(t, err)
 	for name, secret := range map[string]string{
-		"the other's ID": string(other.id), "the run directory": h.config.RunDir, "the disk's directory": h.config.Disk.Dir,
+		"its ID": string(s.id), "the other's ID": string(other.id), "the run directory": h.config.RunDir, "the disk's directory": h.config.Disk.Dir,
 		"the tree of cgroups": h.config.Cgroup, "the other's cgroup": h.groupOf(other), "the image's path": filepath.Dir(h.image.Path),
 		"the host's name": "hostname=" + host,
 	} {
@@ -227,8 +227,10 @@ func TestNothingTellsOfTheHost(t *testing.T) {
 			}
 		}
 	}
-	if !strings.Contains(o.out, string(s.id)) {
-		t.Error("control: its own ID is not seen either")
+	for _, control := range []string{"overlay", "hostname:sandbox"} {
+		if !strings.Contains(o.out, control) {
+			t.Errorf("control: %q is not seen either", control)
+		}
 	}
 }
 
