@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,6 +28,8 @@ bool as_root;
 
 int child_clone(int cgroup) {
 	struct clone_args_ a = {.flags = CLONE_CLEAR_SIGHAND_, .exit_signal = SIGCHLD};
+	if (limits.cgroup_namespace)
+		a.flags |= CLONE_NEWCGROUP;
 	if (cgroup >= 0) {
 		a.flags |= CLONE_INTO_CGROUP_;
 		a.cgroup = (uint64_t)cgroup;

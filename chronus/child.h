@@ -28,6 +28,7 @@ extern struct limits {
 	uint8_t *cpus; // as sched_setaffinity(2) takes it
 	size_t cpus_len;
 	struct sock_fprog_ filter;
+	bool cgroup_namespace; // each command gets one; see setup.c
 } limits;
 
 extern int null_fd;  // /dev/null, opened before the agent could change /dev

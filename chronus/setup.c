@@ -157,6 +157,12 @@ static bool leave_old_root(struct err *e) {
 	return true;
 }
 
+// CAP_SYS_ADMIN_ is kept where commands get cgroup namespaces: on a hierarchy
+// with nsdelegate a process inside of one is not cloned into a cgroup outside,
+// so PID 1 stays in the host's. Commands do not get the capability: it is not in
+// the bounding set, and the seccomp program does not know of it.
+#define CAP_SYS_ADMIN_ 21
+
 // drop_capabilities drops what is not in keep. The launcher has dropped most of
 // the bounding set already.
 static bool drop_capabilities(uint64_t keep, struct err *e) {
@@ -164,7 +170,7 @@ static bool drop_capabilities(uint64_t keep, struct err *e) {
 		int set = prctl(PR_CAPBSET_READ, n, 0, 0, 0);
 		if (set < 0)
 			break; // past the last one
-		if (set > 0 && !(keep >> n & 1) && prctl(PR_CAPBSET_DROP, n, 0, 0, 0) != 0)
+		if (set > 0 && (n == CAP_SYS_ADMIN_ || !(keep >> n & 1)) && prctl(PR_CAPBSET_DROP, n, 0, 0, 0) != 0)
 			return failed(e, "drop bounding set", "");
 	}
 	struct cap_header_ header = {.version = CAP_VERSION_3_};
@@ -218,6 +224,7 @@ static bool set_up(const struct request *r, struct err *e) {
 	memcpy(limits.rlimit, r->rlimit, sizeof r->rlimit);
 	memcpy(limits.resource, r->resource, sizeof r->resource);
 	limits.rlimits = (int)r->rlimits;
+	limits.cgroup_namespace = r->keep_caps >> CAP_SYS_ADMIN_ & 1;
 	sandbox_ready = true;
 	return true;
 }

@@ -64,6 +64,8 @@ type Options struct {
 	// Prepare, where set, is called with a descriptor of the v2 directory of each
 	// new group, before anything runs in it: to attach programs.
 	Prepare func(dir int) error
+	// CommandNamespaces forces what CommandNamespaces of the Tree tells.
+	CommandNamespaces bool
 	// Exclusive makes Open fail with conflict where another process has the tree
 	// open so: each would sweep the other's groups.
 	Exclusive bool
@@ -76,7 +78,6 @@ type Tree struct {
 	layout Layout
 	v2     int            // descriptor of <mount>/<name>
 	v1     map[string]int // the same of memory, pids and cpu; empty if Unified
-	into   bool           // CLONE_INTO_CGROUP works from inside a sandbox
 
 	prefix string      // of the names of groups that this Tree made
 	ready  chan *Group // the pool
@@ -150,9 +151,6 @@ func (t *Tree) makeRoots() error {
 	if err := unix.Faccessat(t.v2, "cgroup.kill", unix.W_OK, 0); err != nil {
 		return dsec.Errorf(dsec.CodeUnsupported, "cgroup: cgroup.kill is missing, want Linux 5.14 or later")
 	}
-	// With nsdelegate a process inside a cgroup namespace may not be cloned
-	// into a directory outside the namespace's root.
-	t.into = !t.layout.NSDelegate
 	for name, mount := range t.layout.V1 {
 		dir := filepath.Join(mount, t.opts.Name)
 		if err := mkdir(dir); err != nil {
@@ -164,6 +162,11 @@ func (t *Tree) makeRoots() error {
 	}
 	return nil
 }
+
+// CommandNamespaces tells that commands need cgroup namespaces of their own,
+// because chronus cannot have one: with nsdelegate the kernel clones no process
+// of a cgroup namespace into a directory outside of its root.
+func (t *Tree) CommandNamespaces() bool { return t.layout.NSDelegate || t.opts.CommandNamespaces }
 
 // Layout tells where the controllers are.
 func (t *Tree) Layout() Layout { return t.layout }

@@ -84,9 +84,7 @@ func (g *Group) AddCommandGroup() (_ *CommandGroup, err error) {
 		}
 	}
 	v2 := g.name + sub
-	if g.tree.into {
-		open(&c.Dir, g.tree.v2, v2, unix.O_PATH|unix.O_DIRECTORY)
-	}
+	open(&c.Dir, g.tree.v2, v2, unix.O_PATH|unix.O_DIRECTORY)
 	open(&c.Procs, g.tree.v2, v2+"/cgroup.procs", unix.O_WRONLY)
 	open(&c.Kill, g.tree.v2, v2+"/cgroup.kill", unix.O_WRONLY)
 	open(&c.Events, g.tree.v2, v2+"/cgroup.events", unix.O_RDONLY)

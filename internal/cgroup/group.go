@@ -146,7 +146,7 @@ func (g *Group) commandDir() string {
 // target and of the directory that is above both it and the caller. Inside
 // the sandbox no path leads to these files but a read-only mount.
 func (g *Group) delegate(sub string) error {
-	if g.owner < 0 || !g.tree.into {
+	if g.owner < 0 {
 		return nil
 	}
 	name := g.name + sub + "/cgroup.procs"

@@ -19,14 +19,9 @@ type Layout struct {
 	Unified bool
 	// V1 has the mount points of memory, pids and cpu where they are on v1.
 	V1 map[string]string
-	// NSDelegate and FavorDynMods tell that V2 was mounted with these options.
-	NSDelegate   bool
-	FavorDynMods bool
+	// NSDelegate tells that V2 was mounted with this option.
+	NSDelegate bool
 }
-
-// SlowJoins tells that commands cannot be cloned into their groups and that
-// each move into one waits some ms on a quiet machine.
-func (l Layout) SlowJoins() bool { return l.NSDelegate && !l.FavorDynMods }
 
 // String names the layout: unified or hybrid.
 func (l Layout) String() string {
@@ -93,7 +88,6 @@ func parseMounts(mounts string) (l Layout, v1 map[string]string) {
 			if l.V2 == "" {
 				l.V2 = point
 				l.NSDelegate = slices.Contains(options, "nsdelegate")
-				l.FavorDynMods = slices.Contains(options, "favordynmods")
 			}
 		case "cgroup":
 			for _, o := range options {

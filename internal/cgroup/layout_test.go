@@ -32,7 +32,7 @@ func TestPlaceDecidesFromTheMounts(t *testing.T) {
 		"unified, quick to join": {
 			mounts: "cgroup2 /sys/fs/cgroup cgroup2 rw,nsdelegate,favordynmods 0 0\n",
 			on:     controllers,
-			want:   Layout{V2: "/sys/fs/cgroup", Unified: true, NSDelegate: true, FavorDynMods: true, V1: map[string]string{}},
+			want:   Layout{V2: "/sys/fs/cgroup", Unified: true, NSDelegate: true, V1: map[string]string{}},
 		},
 		"escaped mount point": {
 			mounts: `cgroup2 /a\040b\134 cgroup2 rw 0 0`,

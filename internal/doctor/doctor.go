@@ -64,7 +64,6 @@ func checks() []check {
 		{"erofs", Required, filesystem("erofs"), "modprobe erofs"},
 		{"erofs from files", Recommended, erofsFromFile, "install Linux 6.12 or later; without, each layer takes a loop device"},
 		{"cgroups", Required, cgroups, "mount cgroup v2 with memory, pids and cpu: systemd.unified_cgroup_hierarchy=1 on the kernel command line"},
-		{"cgroup joins", Recommended, joins, "mount -o remount,nsdelegate,memory_recursiveprot,favordynmods /sys/fs/cgroup: without, a command on a quiet node starts some ms later"},
 		{"disk limits", Required, disks, "turn project quotas on for the data directory's file system, or apt-get install btrfs-progs (Linux 6.7 or later), or e2fsprogs"},
 		{"seccomp", Required, seccomp, "use a kernel with CONFIG_SECCOMP_FILTER"},
 		{"raise limits", Recommended, resource, "give dsec CAP_SYS_RESOURCE: without, it keeps neither its own oom_score_adj nor 65,536 files for commands"},
@@ -251,17 +250,6 @@ func cgroups(context.Context, Options) (string, error) {
 		return "v2 at " + layout.V2, nil
 	}
 	return "v2 at " + layout.V2 + " beside memory, pids and cpu on v1", nil
-}
-
-func joins(context.Context, Options) (string, error) {
-	layout, err := cgroup.Detect()
-	if err != nil {
-		return "", err
-	}
-	if layout.SlowJoins() {
-		return "v2 is mounted with nsdelegate and without favordynmods", errors.New("each command's move into its group waits")
-	}
-	return "commands are cloned into their groups, or move at once", nil
 }
 
 func disks(_ context.Context, o Options) (string, error) {

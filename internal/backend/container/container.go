@@ -52,6 +52,8 @@ type Config struct {
 	Disk disk.Options
 	// Cgroup is the name of the tree of cgroups: "dsec".
 	Cgroup string
+	// CommandNamespaces has it done as where cgroup v2 is mounted with nsdelegate.
+	CommandNamespaces bool
 	// Exclusive refuses to share the tree with another process that has it so.
 	Exclusive bool
 	// Chronus is the path of the static chronus binary. Beside it, under the
@@ -157,7 +159,7 @@ func New(config Config) (_ *Backend, err error) {
 	}
 	b.composer = &composer{ns: b.ns}
 	b.layers = newLayers(b.ns)
-	options := cgroup.Options{Name: config.Cgroup, Exclusive: config.Exclusive, Pool: config.Groups, Log: b.log}
+	options := cgroup.Options{Name: config.Cgroup, Exclusive: config.Exclusive, CommandNamespaces: config.CommandNamespaces, Pool: config.Groups, Log: b.log}
 	// A sandbox cannot make device nodes, and finds none but ours: the program
 	// stands behind that, where the kernel has such programs.
 	switch b.devices, err = confine.NewDevices(); {
@@ -179,7 +181,7 @@ func New(config Config) (_ *Backend, err error) {
 		argv:    config.Launcher,
 		chronus: config.Chronus,
 		log:     b.log,
-		hello:   helloRequest{Cgroup: config.Cgroup, NetSlots: config.NetSlots, Debug: config.Debug},
+		hello:   helloRequest{Cgroup: config.Cgroup, CommandNamespaces: b.tree.CommandNamespaces(), NetSlots: config.NetSlots, Debug: config.Debug},
 	}
 	b.pool = newPool(b, config.Warm)
 	return b, nil

@@ -250,13 +250,17 @@ func (b *Backend) setup(ctx context.Context, i *instance, root int, mounts []chr
 	sh := i.sh
 	defer sh.untilDead(&ctx)()
 	i.cpus = b.cpus.take(b.cpus.count(i.limits.MilliCPU))
+	keep := uint64(confine.KeepCaps)
+	if b.tree.CommandNamespaces() {
+		keep |= 1 << unix.CAP_SYS_ADMIN // of chronus alone: no command has it after its exec
+	}
 	err := sh.client.Setup(ctx, chronusapi.SetupRequest{
 		Root:        root,
 		Move:        []string{"/proc", "/dev"},
 		Mounts:      mounts,
 		CPUs:        cpuMask(i.cpus),
 		Hostname:    hostname,
-		KeepCaps:    confine.KeepCaps,
+		KeepCaps:    keep,
 		Filter:      b.program.filter,
 		ChildFilter: b.program.child,
 		Rlimits:     b.program.rlimits,

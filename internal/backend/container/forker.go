@@ -111,9 +111,12 @@ func (f *forker) clone(listener, cgroup, goFD int) (*rawexec.Child, error) {
 		_ = unix.Close(slot.fd)
 		return nil, fmt.Errorf("network slot: %w", err)
 	}
+	var flags uint64 = unix.CLONE_VM | unix.CLONE_NEWUSER | unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS
+	if !f.s.commandNamespaces {
+		flags |= unix.CLONE_NEWCGROUP
+	}
 	child, err := f.program.with(listener, goFD).Start(rawexec.Options{
-		Flags: unix.CLONE_VM | unix.CLONE_NEWUSER | unix.CLONE_NEWNS | unix.CLONE_NEWPID |
-			unix.CLONE_NEWIPC | unix.CLONE_NEWUTS | unix.CLONE_NEWCGROUP,
+		Flags:  flags,
 		Pidfd:  true,
 		Cgroup: cgroup,
 	})

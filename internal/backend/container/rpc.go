@@ -28,9 +28,11 @@ type request struct {
 // helloRequest comes first and once, with the chronus and chronus-files
 // binaries as its descriptors.
 type helloRequest struct {
-	Cgroup   string // name of the tree of cgroups to live in
-	NetSlots int    // network namespaces to hold ready
-	Debug    bool   // chronus's stderr goes to the launcher's
+	Cgroup string // name of the tree of cgroups to live in
+	// CommandNamespaces: it is commands that get cgroup namespaces, not chronus.
+	CommandNamespaces bool
+	NetSlots          int  // network namespaces to hold ready
+	Debug             bool // chronus's stderr goes to the launcher's
 }
 
 // startRequest starts a container up to the point where chronus waits for

@@ -28,6 +28,8 @@ type shells struct {
 	ended chan error // what each forker ended with
 	slots *netSlots
 	debug bool
+	// commandNamespaces: chronus stays in the cgroup namespace of the host.
+	commandNamespaces bool
 
 	mu        sync.Mutex
 	masks     *maskList
@@ -47,7 +49,7 @@ func openShells(h *helloRequest, conn *packetSocket, chronus, files *os.File) (*
 		return nil, err
 	}
 	defer unix.Close(platform)
-	s := &shells{conn: conn, ended: make(chan error, forkers), slots: newNetSlots(h.NetSlots), debug: h.Debug}
+	s := &shells{conn: conn, ended: make(chan error, forkers), slots: newNetSlots(h.NetSlots), debug: h.Debug, commandNamespaces: h.CommandNamespaces}
 	first := make(chan int)
 	failed := make(chan error)
 	onThread(func() {
