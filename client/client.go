@@ -31,6 +31,7 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/h1"
 	"github.com/opendsec/dsec/proto/dsec/v1/dsecv1connect"
 )
 
@@ -60,7 +61,7 @@ type Options struct {
 type Client struct {
 	url      string
 	attempts int
-	h1, h2   *http.Transport // nil where the caller brought a transport
+	idle     []interface{ CloseIdleConnections() } // none where the caller brought a transport
 
 	sandbox dsecv1connect.SandboxServiceClient
 	process dsecv1connect.ProcessServiceClient
@@ -88,14 +89,13 @@ func New(o Options) (*Client, error) {
 	}
 	one, two := o.Transport, o.Transport
 	if o.Transport == nil {
-		c.h1, c.h2 = transports()
-		one, two = c.h1, c.h2
+		one, two = c.transports(u)
 	}
 	opts := connect.WithClientOptions(
 		connect.WithInterceptors(keyHeader("Bearer "+key)),
 		connect.WithAcceptCompression("gzip", nil, nil),
 	)
-	calls, streams := &http.Client{Transport: one}, &http.Client{Transport: two}
+	calls, streams := caller{one}, caller{two}
 	c.sandbox = dsecv1connect.NewSandboxServiceClient(calls, c.url, opts)
 	c.process = dsecv1connect.NewProcessServiceClient(calls, c.url, opts)
 	c.file = dsecv1connect.NewFileServiceClient(calls, c.url, opts)
@@ -105,28 +105,52 @@ func New(o Options) (*Client, error) {
 	return c, nil
 }
 
-// transports: HTTP/1.1 on kept connections costs less per call and per byte;
-// only a session's stream, which sends both ways at once, needs HTTP/2.
-func transports() (h1, h2 *http.Transport) {
-	h1 = &http.Transport{
-		Proxy:               http.ProxyFromEnvironment,
-		DialContext:         (&net.Dialer{Timeout: 10 * time.Second, KeepAlive: 30 * time.Second}).DialContext,
-		MaxIdleConnsPerHost: 256, IdleConnTimeout: 60 * time.Second,
+// transports: HTTP/1.1 on kept connections costs less per call and per byte
+// than HTTP/2. Where nothing stands between this client and the server, calls
+// are made by a transport of our own, and a session's stream, which sends both
+// ways at once, is HTTP/1.1 too; where a proxy or TLS does, it is HTTP/2.
+func (c *Client) transports(u *url.URL) (calls, streams http.RoundTripper) {
+	dialer := &net.Dialer{Timeout: 10 * time.Second, KeepAlive: 30 * time.Second}
+	one := &http.Transport{
+		Proxy: http.ProxyFromEnvironment, DialContext: dialer.DialContext,
+		MaxIdleConnsPerHost: 256, IdleConnTimeout: idleTimeout,
 		DisableCompression: true, Protocols: new(http.Protocols),
 	}
-	h1.Protocols.SetHTTP1(true)
-	h2 = h1.Clone()
-	h2.Protocols = new(http.Protocols)
-	h2.Protocols.SetHTTP2(true)
-	h2.Protocols.SetUnencryptedHTTP2(true)
-	return h1, h2
+	one.Protocols.SetHTTP1(true)
+	c.idle = append(c.idle, one)
+	if proxy, err := http.ProxyFromEnvironment(&http.Request{URL: u}); u.Scheme == "http" && proxy == nil && err == nil {
+		address := u.Host
+		if u.Port() == "" {
+			address = net.JoinHostPort(u.Hostname(), "80")
+		}
+		dial := func(ctx context.Context) (net.Conn, error) { return dialer.DialContext(ctx, "tcp", address) }
+		direct := &h1.Transport{Dial: dial, IdleTimeout: idleTimeout, Other: one}
+		both := &h1.Transport{Dial: dial, IdleTimeout: idleTimeout, Other: one, Duplex: true}
+		c.idle = append(c.idle, direct, both)
+		return direct, both
+	}
+	two := one.Clone()
+	two.Protocols = new(http.Protocols)
+	two.Protocols.SetHTTP2(true)
+	two.Protocols.SetUnencryptedHTTP2(true)
+	c.idle = append(c.idle, two)
+	return one, two
 }
+
+// idleTimeout is how long a connection is kept without a call; a server keeps
+// it longer.
+const idleTimeout = time.Minute
+
+// caller makes calls by a transport alone: the API has no redirects and no cookies.
+type caller struct{ http.RoundTripper }
+
+// Do implements connect.HTTPClient.
+func (c caller) Do(req *http.Request) (*http.Response, error) { return c.RoundTrip(req) }
 
 // Close closes connections that are not in use.
 func (c *Client) Close() {
-	if c.h1 != nil {
-		c.h1.CloseIdleConnections()
-		c.h2.CloseIdleConnections()
+	for _, t := range c.idle {
+		t.CloseIdleConnections()
 	}
 }
 

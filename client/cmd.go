@@ -248,6 +248,9 @@ func (p *Process) relay(in *connect.ServerStreamForClient[dsecv1.ProcessEvent], 
 	defer func() { _ = in.Close() }()
 	for in.Receive() {
 		o, ended, err := event(in.Msg(), stdout, stderr, gap)
+		if ended && err == nil {
+			in.Receive() // the end of the answer, without which its connection is lost
+		}
 		if err != nil || ended {
 			return o, err
 		}

@@ -84,6 +84,10 @@ func Routes() iter.Seq[Route] {
 // ends with the body: how long a command runs is not the connection's business.
 func bodyDeadlines(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.ProtoMajor == 1 && r.URL.Path == dsecv1connect.SessionServiceRunCommandsProcedure {
+			bothWays(next, w, r)
+			return
+		}
 		rule, ok := bodyRules[r.URL.Path]
 		if !ok || r.Body == http.NoBody {
 			next.ServeHTTP(w, r)
@@ -100,6 +104,32 @@ func bodyDeadlines(next http.Handler) http.Handler {
 		body.drain()
 	})
 }
+
+// bothWays serves a stream that goes both ways over HTTP/1.1. Many stacks
+// cannot do that, so the protocol library asks for HTTP/2; ours can.
+func bothWays(next http.Handler, w http.ResponseWriter, r *http.Request) {
+	conn := http.NewResponseController(w)
+	if conn.EnableFullDuplex() == nil {
+		r2 := *r
+		r2.Proto, r2.ProtoMajor, r2.ProtoMinor = "HTTP/2.0", 2, 0
+		r2.Body = openBody{r.Body}
+		r = &r2
+	}
+	next.ServeHTTP(w, r)
+	// What the client may still send is not waited for long.
+	_ = conn.SetReadDeadline(time.Now().Add(lastWords))
+}
+
+// openBody leaves it to the server to close the body: that waits for its end,
+// and must not before the answer was sent.
+type openBody struct{ io.ReadCloser }
+
+// Close implements io.Closer.
+func (openBody) Close() error { return nil }
+
+// lastWords is how long a client may take to end its side of a stream after
+// the other side has ended.
+const lastWords = time.Second
 
 // drain takes the rest of an upload that was answered early: a connection that
 // is closed under a client that still sends is reset, and the answer may be

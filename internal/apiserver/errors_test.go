@@ -93,7 +93,6 @@ func TestWhatNoHandlerAnswersIsTyped(t *testing.T) {
 		{"too large", "POST", createPath, nil, strings.NewReader(big), 400, dsec.CodeInvalid},
 		{"too large, length unknown", "POST", createPath, nil, io.MultiReader(strings.NewReader(big)), 400, dsec.CodeInvalid},
 		{"bad timeout", "POST", createPath, map[string]string{"Connect-Timeout-Ms": "soon"}, strings.NewReader("{}"), 400, dsec.CodeInvalid},
-		{"bidi over HTTP/1.1", "POST", dsecv1connect.SessionServiceRunCommandsProcedure, map[string]string{"Content-Type": "application/connect+json"}, strings.NewReader(""), 501, dsec.CodeUnsupported},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			req, err := http.NewRequestWithContext(t.Context(), tc.method, r.url+tc.path, tc.body)

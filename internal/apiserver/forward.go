@@ -9,7 +9,7 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/apierr"
-	"github.com/opendsec/dsec/internal/daemon"
+	"github.com/opendsec/dsec/internal/h1"
 	"github.com/opendsec/dsec/internal/watcher"
 	"github.com/opendsec/dsec/proto/dsec/v1/dsecv1connect"
 )
@@ -78,22 +78,22 @@ func download[C, Req, Res any, P sandboxRequest[Req]](
 	if err != nil {
 		return err
 	}
-	return relay(ctx, edge, client(edge), call, msg, out.Send)
+	return relay(ctx, client(edge), call, msg, out.Send)
 }
 
 // relay makes a call at an edge and sends on what it is answered by. One
 // message is in memory at a time, and a slow reader slows the edge down.
 // Messages that are there together go out together.
 func relay[C, Req, Res any](
-	ctx context.Context, edge *watcher.Edge, client C,
+	ctx context.Context, client C,
 	call func(C, context.Context, *connect.Request[Req]) (*connect.ServerStreamForClient[Res], error), msg *Req, send func(*Res) error,
 ) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel() // where the reader is gone, so is the edge's call
-	if w := answerOf(ctx); w != nil && edge.TellsBeforeWait() {
+	if w := answerOf(ctx); w != nil {
 		w.hold(true)
 		defer w.hold(false)
-		ctx = daemon.BeforeWait(ctx, w.release)
+		ctx = h1.BeforeWait(ctx, w.release)
 	}
 	req := request(ctx, msg)
 	in, err := call(client, ctx, req)

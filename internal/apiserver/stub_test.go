@@ -45,7 +45,7 @@ type stubEdge struct {
 	mu       sync.Mutex
 	down     bool
 	refuse   error                     // what a create answers
-	fail     error                     // what Exec answers
+	fail     error                     // what Exec and RunCommand answer
 	keys     map[string]dsec.SandboxID // project + request id
 	bodies   map[dsec.SandboxID][]byte // body digests
 	projects map[dsec.SandboxID]string
@@ -65,13 +65,17 @@ func newStub(kind dsec.Kind) *stubEdge {
 	}
 }
 
-func (e *stubEdge) endpoint(t *testing.T) watcher.Endpoint {
+func (e *stubEdge) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle(dsecv1connect.NewEdgeServiceHandler(e))
 	mux.Handle(dsecv1connect.NewProcessServiceHandler(e))
 	mux.Handle(dsecv1connect.NewSessionServiceHandler(e))
 	mux.Handle(dsecv1connect.NewFileServiceHandler(e))
-	srv := httptest.NewUnstartedServer(mux)
+	return mux
+}
+
+func (e *stubEdge) endpoint(t *testing.T) watcher.Endpoint {
+	srv := httptest.NewUnstartedServer(e.handler())
 	srv.Config.Protocols = new(http.Protocols)
 	srv.Config.Protocols.SetHTTP1(true)
 	srv.Config.Protocols.SetUnencryptedHTTP2(true)
@@ -173,6 +177,26 @@ func (e *stubEdge) Start(ctx context.Context, _ *connect.Request[dsecv1.StartReq
 	<-ctx.Done()
 	e.wrote <- struct{}{}
 	return ctx.Err()
+}
+
+// RunCommand echoes the command.
+func (e *stubEdge) RunCommand(_ context.Context, req *connect.Request[dsecv1.RunCommandRequest], out *connect.ServerStream[dsecv1.ProcessEvent]) error {
+	e.mu.Lock()
+	err := e.fail
+	e.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	for _, ev := range []*dsecv1.ProcessEvent{
+		{Event: &dsecv1.ProcessEvent_Started{Started: &dsecv1.Started{ProcessId: 1}}},
+		{Event: &dsecv1.ProcessEvent_Output{Output: &dsecv1.Output{Data: []byte(req.Msg.Command)}}},
+		{Event: &dsecv1.ProcessEvent_Exited{Exited: &dsecv1.Exited{Outcome: &dsecv1.Outcome{End: &dsecv1.Outcome_ExitCode{}}}}},
+	} {
+		if err := out.Send(ev); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (e *stubEdge) Write(_ context.Context, in *connect.ClientStream[dsecv1.WriteRequest]) (*connect.Response[dsecv1.WriteResponse], error) {

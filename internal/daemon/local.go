@@ -12,6 +12,8 @@ import (
 	"runtime/debug"
 	"strconv"
 	"sync"
+
+	"github.com/opendsec/dsec/internal/h1"
 )
 
 // Local is a transport to a handler of this process. It carries requests and
@@ -49,7 +51,7 @@ func (l *Local) RoundTrip(req *http.Request) (*http.Response, error) {
 		return answer(req, w.statusOrOK(), w.header, io.NopCloser(&w.body), int64(w.body.Len())), nil
 	}
 	p := newPipe(cancel)
-	p.beforeWait, _ = req.Context().Value(waitKey{}).(func())
+	p.beforeWait = h1.WaitHook(req.Context())
 	unhook2 := context.AfterFunc(req.Context(), func() { p.fail(req.Context().Err()) })
 	go func() {
 		w := &flowingAnswer{p: p, header: make(http.Header, 4)}
@@ -68,15 +70,6 @@ func (l *Local) RoundTrip(req *http.Request) (*http.Response, error) {
 		return nil, err
 	}
 	return answer(req, status, header, p, -1), nil
-}
-
-type waitKey struct{}
-
-// BeforeWait has a Local that is called with the context call f whenever the
-// reader of an answer is about to wait for more of it, on the reader's
-// goroutine.
-func BeforeWait(ctx context.Context, f func()) context.Context {
-	return context.WithValue(ctx, waitKey{}, f)
 }
 
 // request is req as the handler sees it.

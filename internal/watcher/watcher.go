@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/h1"
 	"github.com/opendsec/dsec/internal/placement"
 	"github.com/opendsec/dsec/internal/store"
 	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
@@ -36,6 +37,9 @@ const (
 	pollTimeout = 2 * time.Second
 	// staleAfter is how long an edge counts as healthy after its last answer.
 	staleAfter = 5 * time.Second
+	// idleTimeout is how long a connection to an edge is kept without a call;
+	// an edge keeps it longer.
+	idleTimeout = 30 * time.Second
 )
 
 // ErrDial is in the chain of every error of a call whose connection was never
@@ -58,8 +62,8 @@ type Edge struct {
 	File    dsecv1connect.FileServiceClient
 
 	endpoint  string
-	transport *http.Transport // nil where the endpoint has its own
-	pending   atomic.Int64    // creates sent and not answered
+	closeIdle func()       // nil where the endpoint has a transport of its own
+	pending   atomic.Int64 // creates sent and not answered
 
 	mu     sync.Mutex
 	id     dsec.EdgeID
@@ -103,8 +107,8 @@ func (w *Watcher) Close() {
 	w.cancel()
 	<-w.done
 	for _, e := range w.edges {
-		if e.transport != nil {
-			e.transport.CloseIdleConnections()
+		if e.closeIdle != nil {
+			e.closeIdle()
 		}
 	}
 }
@@ -116,18 +120,21 @@ func newEdge(ep Endpoint) *Edge {
 	e := &Edge{endpoint: ep.Name}
 	edge := caller{ep.Transport}
 	if ep.Transport == nil {
-		e.transport = &http.Transport{
-			DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-				conn, err := ep.Dial(ctx)
-				if err != nil {
-					return nil, fmt.Errorf("%w: %w", ErrDial, err)
-				}
-				return conn, nil
-			},
-			DisableCompression: true, MaxIdleConnsPerHost: 512, IdleConnTimeout: 30 * time.Second,
+		dial := func(ctx context.Context) (net.Conn, error) {
+			conn, err := ep.Dial(ctx)
+			if err != nil {
+				return nil, fmt.Errorf("%w: %w", ErrDial, err)
+			}
+			return conn, nil
+		}
+		long := &http.Transport{
+			DialContext:        func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) },
+			DisableCompression: true, MaxIdleConnsPerHost: 512, IdleConnTimeout: idleTimeout,
 			ReadBufferSize: 16 << 10, WriteBufferSize: 16 << 10,
 		}
-		edge = caller{e.transport}
+		short := &h1.Transport{Dial: dial, IdleTimeout: idleTimeout, Other: long}
+		e.closeIdle = func() { long.CloseIdleConnections(); short.CloseIdleConnections() }
+		edge = caller{short}
 	}
 	const base = "http://edge"
 	opts := connect.WithClientOptions(connect.WithReadMaxBytes(64<<20), connect.WithAcceptCompression("gzip", nil, nil))
@@ -144,10 +151,6 @@ type caller struct{ http.RoundTripper }
 
 // Do implements connect.HTTPClient.
 func (c caller) Do(req *http.Request) (*http.Response, error) { return c.RoundTrip(req) }
-
-// TellsBeforeWait reports whether calls tell when they wait for more of an
-// answer, as daemon.BeforeWait asks.
-func (e *Edge) TellsBeforeWait() bool { return e.transport == nil }
 
 // ID is the edge's, empty as long as it never answered.
 func (e *Edge) ID() dsec.EdgeID {

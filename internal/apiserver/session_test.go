@@ -1,0 +1,85 @@
+package apiserver
+
+import (
+	"encoding/binary"
+	"errors"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/client"
+	"github.com/opendsec/dsec/internal/apierr"
+	"github.com/opendsec/dsec/internal/daemon"
+	"github.com/opendsec/dsec/internal/watcher"
+	"github.com/opendsec/dsec/proto/dsec/v1/dsecv1connect"
+)
+
+// A session's stream is served over HTTP/1.1 and HTTP/2, before an edge that is
+// reached by connections and one of this process; in each case the events of a
+// command arrive before the next command is sent.
+func TestSessionStream(t *testing.T) {
+	stub := newStub("fake")
+	h2 := &http.Transport{Protocols: new(http.Protocols)}
+	h2.Protocols.SetUnencryptedHTTP2(true)
+	t.Cleanup(h2.CloseIdleConnections)
+	for edge, endpoint := range map[string]watcher.Endpoint{
+		"socket": stub.endpoint(t), "process": {Name: "p", Transport: &daemon.Local{Handler: stub.handler()}},
+	} {
+		r := newRigOver(t, []watcher.Endpoint{endpoint})
+		for name, tr := range map[string]http.RoundTripper{"HTTP/1.1": nil, "HTTP/2": h2} {
+			t.Run(edge+"/"+name, func(t *testing.T) {
+				c, err := client.New(client.Options{URL: r.url, APIKey: r.secret, Transport: tr})
+				check(t, err)
+				t.Cleanup(c.Close)
+				sess := c.Sandbox(string(dsec.NewSandboxID(stub.id))).Session("s")
+				for _, cmd := range []string{"one", "two", strings.Repeat("long", 50_000), "three"} {
+					var out strings.Builder
+					outcome, err := sess.Run(t.Context(), cmd, 0, &out, nil)
+					if err != nil || !outcome.OK() || out.String() != cmd {
+						t.Fatalf("%.10s: %.10q %+v %v", cmd, out.String(), outcome, err)
+					}
+				}
+				stub.set(func() { stub.fail = apierr.Encode(dsec.Errorf(dsec.CodeNotFound, "no session")) })
+				defer stub.set(func() { stub.fail = nil })
+				if _, err := sess.Run(t.Context(), "four", 0, nil, nil); dsec.CodeOf(err) != dsec.CodeNotFound {
+					t.Errorf("an edge's error: %v", err)
+				}
+			})
+		}
+	}
+}
+
+// A client that cannot send and receive at once sends all commands first.
+func TestSessionCommandsInOneBody(t *testing.T) {
+	stub := newStub("fake")
+	r := newRig(t, stub)
+	id, other := string(dsec.NewSandboxID(stub.id)), string(dsec.NewSandboxID(stub.id))
+	send := func(sandboxes ...string) string {
+		var body strings.Builder
+		for _, id := range sandboxes {
+			msg := `{"sandboxId":"` + id + `","command":"x"}`
+			body.Write(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(msg))))
+			body.WriteString(msg)
+		}
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, r.url+dsecv1connect.SessionServiceRunCommandsProcedure, strings.NewReader(body.String()))
+		check(t, err)
+		req.Header.Set("Authorization", "Bearer "+r.secret)
+		req.Header.Set("Content-Type", "application/connect+json")
+		res, err := http.DefaultClient.Do(req)
+		check(t, err)
+		defer func() { _ = res.Body.Close() }()
+		b, err := io.ReadAll(res.Body)
+		if err != nil && !errors.Is(err, io.ErrUnexpectedEOF) {
+			t.Fatal(err)
+		}
+		return string(b)
+	}
+	if got := send(id, id); strings.Count(got, "exited") != 2 || strings.Contains(got, "error") {
+		t.Errorf("two commands: %q", got)
+	}
+	if got := send(id, other); strings.Count(got, "exited") != 1 || !strings.Contains(got, "sandbox_id") {
+		t.Errorf("another sandbox: %q", got)
+	}
+}

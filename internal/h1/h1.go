@@ -1,0 +1,409 @@
+// Package h1 makes HTTP/1.1 calls on the caller's goroutine. It is what a
+// transport of net/http is for a client that calls one server, many times and
+// in small pieces: there the writing and the reading of each connection are
+// goroutines of their own, which have to be woken for every call, here nobody
+// is woken but the one who waits. A call has its connection to itself until its
+// answer was read to the end; a call that is given up closes it.
+package h1
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+)
+
+const (
+	bufferSize = 16 << 10
+	// maxHeader is the most bytes of an answer's head.
+	maxHeader = 1 << 20
+	// MaxBody is the longest body that Transport sends of a known length: what
+	// the kernel takes at once, so that a server that answers before it has
+	// read everything is heard.
+	MaxBody = 64 << 10
+	maxIdle = 512
+)
+
+// Transport is an http.RoundTripper to one server, without TLS, proxies,
+// redirects, trailers or compression.
+type Transport struct {
+	// Dial makes a connection to the server.
+	Dial func(context.Context) (net.Conn, error)
+	// IdleTimeout is how long an unused connection is kept: less than the
+	// server keeps it.
+	IdleTimeout time.Duration
+	// Other makes the calls that Transport does not: those with a body that is
+	// longer than MaxBody or of unknown length, unless they are Duplex.
+	Other http.RoundTripper
+	// Duplex has calls with a body of unknown length send it while their answer
+	// is read. The server must answer so, too.
+	Duplex bool
+
+	mu   sync.Mutex
+	idle []*conn // the last one was used last
+}
+
+// CloseIdleConnections closes the connections that no call uses.
+func (t *Transport) CloseIdleConnections() {
+	t.mu.Lock()
+	idle := t.idle
+	t.idle = nil
+	t.mu.Unlock()
+	for _, c := range idle {
+		_ = c.nc.Close()
+	}
+}
+
+type waitKey struct{}
+
+// BeforeWait has calls with the context call f whenever the reader of an answer
+// is about to wait for more of it, on the reader's goroutine.
+func BeforeWait(ctx context.Context, f func()) context.Context {
+	return context.WithValue(ctx, waitKey{}, f)
+}
+
+// WaitHook is what BeforeWait put into a context, or nil.
+func WaitHook(ctx context.Context) func() {
+	f, _ := ctx.Value(waitKey{}).(func())
+	return f
+}
+
+// RoundTrip implements http.RoundTripper.
+func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
+	length := req.ContentLength
+	if req.Body == nil || req.Body == http.NoBody {
+		length = 0
+	} else if length == 0 {
+		length = -1
+	}
+	if length > MaxBody || length < 0 && !t.Duplex {
+		return t.Other.RoundTrip(req)
+	}
+	for first := true; ; first = false {
+		c, reused, err := t.take(req.Context())
+		if err != nil {
+			closeBody(req)
+			return nil, err
+		}
+		k := begin(c, req)
+		if err = k.send(length); err == nil {
+			return k.receive()
+		}
+		err = k.failed(err)
+		if reused && first && c.sent == 0 && req.Context().Err() == nil && rewind(req) {
+			continue // the server had closed it; nobody has seen the request
+		}
+		closeBody(req)
+		return nil, err
+	}
+}
+
+// rewind makes a request ready to be sent once more.
+func rewind(req *http.Request) bool {
+	if req.GetBody == nil {
+		return req.Body == nil || req.Body == http.NoBody
+	}
+	body, err := req.GetBody()
+	if err != nil {
+		return false
+	}
+	req.Body = body
+	return true
+}
+
+func closeBody(req *http.Request) {
+	if req.Body != nil {
+		_ = req.Body.Close()
+	}
+}
+
+// take returns an unused connection that still looks alive, or a new one.
+func (t *Transport) take(ctx context.Context) (c *conn, reused bool, err error) {
+	if err := ctx.Err(); err != nil {
+		return nil, false, err
+	}
+	for {
+		t.mu.Lock()
+		n := len(t.idle)
+		if n == 0 {
+			t.mu.Unlock()
+			break
+		}
+		c := t.idle[n-1]
+		t.idle = t.idle[:n-1]
+		t.mu.Unlock()
+		if time.Since(c.used) < t.IdleTimeout && c.r.Buffered() == 0 && quiet(c.nc) {
+			return c, true, nil
+		}
+		_ = c.nc.Close()
+	}
+	nc, err := t.Dial(ctx)
+	if err != nil {
+		return nil, false, err
+	}
+	c = &conn{t: t, nc: nc}
+	c.r, c.w = bufio.NewReaderSize((*source)(c), bufferSize), bufio.NewWriterSize((*sink)(c), bufferSize)
+	return c, false, nil
+}
+
+// put keeps a connection for the next call. Of those that have not been used
+// for long, it closes the oldest.
+func (t *Transport) put(c *conn) {
+	c.used = time.Now()
+	t.mu.Lock()
+	t.idle = append(t.idle, c)
+	var old *conn
+	if o := t.idle[0]; len(t.idle) > maxIdle || c.used.Sub(o.used) > t.IdleTimeout {
+		old, t.idle = o, t.idle[1:]
+	}
+	t.mu.Unlock()
+	if old != nil {
+		_ = old.nc.Close()
+	}
+}
+
+// quiet reports whether an unused connection is neither closed by the server
+// nor has bytes that nobody asked for.
+func quiet(nc net.Conn) bool {
+	sc, ok := nc.(syscall.Conn)
+	if !ok {
+		return true
+	}
+	raw, err := sc.SyscallConn()
+	if err != nil {
+		return false
+	}
+	quiet := false
+	err = raw.Read(func(fd uintptr) bool {
+		var b [1]byte
+		_, _, err := syscall.Recvfrom(int(fd), b[:], syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
+		quiet = errors.Is(err, syscall.EAGAIN)
+		return true
+	})
+	return err == nil && quiet
+}
+
+// conn is one connection. Between the begin and the end of a call it is the call's.
+type conn struct {
+	t    *Transport
+	nc   net.Conn
+	r    *bufio.Reader
+	w    *bufio.Writer
+	used time.Time
+
+	beforeWait func() // or nil
+	head       int64  // bytes of an answer's head that are still taken; negative is no bound
+	sent       int64  // bytes of the request that the kernel took
+}
+
+// source reads from the connection, for the call's reader.
+type source conn
+
+// Read implements io.Reader.
+func (s *source) Read(p []byte) (int, error) {
+	if s.beforeWait != nil {
+		s.beforeWait()
+	}
+	if s.head < 0 {
+		return s.nc.Read(p)
+	}
+	if s.head == 0 {
+		return 0, errors.New("h1: the head of the answer is too long")
+	}
+	n, err := s.nc.Read(p[:min(int64(len(p)), s.head)])
+	s.head -= int64(n)
+	return n, err
+}
+
+// sink writes to the connection and counts.
+type sink conn
+
+// Write implements io.Writer.
+func (s *sink) Write(p []byte) (int, error) {
+	n, err := s.nc.Write(p)
+	s.sent += int64(n)
+	return n, err
+}
+
+// call is one call, and the body of its answer.
+type call struct {
+	c      *conn
+	req    *http.Request
+	unhook func() bool // nil where the call cannot be canceled
+	body   io.ReadCloser
+	close  bool // the connection ends with this call
+	upload bool
+	ended  atomic.Bool
+}
+
+func begin(c *conn, req *http.Request) *call {
+	c.beforeWait, c.head, c.sent = nil, maxHeader, 0
+	k := &call{c: c, req: req}
+	if ctx := req.Context(); ctx.Done() != nil {
+		k.unhook = context.AfterFunc(ctx, func() { _ = c.nc.Close() })
+	}
+	return k
+}
+
+// end gives the connection back, or closes it where it is not clean. Only the
+// first call counts.
+func (k *call) end(clean bool) {
+	if !k.ended.CompareAndSwap(false, true) {
+		return
+	}
+	if k.unhook != nil && !k.unhook() || !clean || k.close || k.upload {
+		_ = k.c.nc.Close()
+	} else {
+		k.c.t.put(k.c)
+	}
+	if k.upload {
+		closeBody(k.req) // whoever still sends is told
+	}
+}
+
+// failed ends the call and tells why.
+func (k *call) failed(err error) error {
+	k.end(false)
+	if cerr := k.req.Context().Err(); cerr != nil {
+		return cerr
+	}
+	if errors.Is(err, io.EOF) {
+		return io.ErrUnexpectedEOF // no answer at all is not a good end
+	}
+	return err
+}
+
+// send writes the request, of a body of unknown length only the head.
+func (k *call) send(length int64) error {
+	w, req := k.c.w, k.req
+	w.Reset((*sink)(k.c)) // forgets the error of an earlier call
+	host := req.Host
+	if host == "" {
+		host = req.URL.Host
+	}
+	_, _ = w.WriteString(req.Method + " " + req.URL.RequestURI() + " HTTP/1.1\r\nHost: " + host + "\r\n")
+	if length >= 0 {
+		_, _ = w.WriteString("Content-Length: " + strconv.FormatInt(length, 10) + "\r\n")
+	} else {
+		_, _ = w.WriteString("Transfer-Encoding: chunked\r\n")
+	}
+	if err := req.Header.WriteSubset(w, framing); err != nil {
+		return err
+	}
+	_, _ = w.WriteString("\r\n")
+	if length < 0 {
+		k.upload = true
+		go k.stream()
+		return nil
+	}
+	if length > 0 {
+		n, err := io.Copy(w, req.Body)
+		if err == nil && n != length {
+			err = errors.New("h1: body is not as long as it was said to be")
+		}
+		if err != nil {
+			return err
+		}
+	}
+	closeBody(req)
+	return w.Flush()
+}
+
+// framing are the fields that send writes by itself.
+var framing = map[string]bool{"Host": true, "Content-Length": true, "Transfer-Encoding": true, "Trailer": true, "Connection": true}
+
+// stream sends the head of a request and then its body as it comes. Where the
+// body fails the server sees a request that broke off. It ends with the body,
+// which the end of the call closes.
+func (k *call) stream() {
+	defer closeBody(k.req)
+	w := k.c.w
+	if w.Flush() != nil {
+		return
+	}
+	chunks := httputil.NewChunkedWriter(w)
+	buf := make([]byte, bufferSize)
+	for {
+		n, err := k.req.Body.Read(buf)
+		if n > 0 {
+			if _, werr := chunks.Write(buf[:n]); werr != nil {
+				return
+			}
+		}
+		if errors.Is(err, io.EOF) {
+			_ = chunks.Close()
+			_, _ = w.WriteString("\r\n")
+		} else if err != nil {
+			_ = k.c.nc.Close()
+			return
+		}
+		if w.Flush() != nil || err != nil {
+			return
+		}
+	}
+}
+
+// receive reads the head of the answer. Its body is read by whoever has it.
+func (k *call) receive() (*http.Response, error) {
+	for {
+		res, err := http.ReadResponse(k.c.r, k.req)
+		if err != nil {
+			return nil, k.failed(err)
+		}
+		if res.StatusCode == http.StatusSwitchingProtocols {
+			return nil, k.failed(errors.New("h1: the server wants another protocol"))
+		}
+		if res.StatusCode < 200 {
+			continue
+		}
+		k.c.head, k.c.beforeWait = -1, WaitHook(k.req.Context())
+		k.body, k.close = res.Body, res.Close
+		if k.upload {
+			res.Proto, res.ProtoMajor, res.ProtoMinor = "HTTP/2.0", 2, 0 // it goes both ways at once, as from there on
+		}
+		res.Body = k
+		if res.ContentLength == 0 {
+			k.end(true)
+		}
+		return res, nil
+	}
+}
+
+// Read implements io.Reader.
+func (k *call) Read(p []byte) (int, error) {
+	if k.ended.Load() {
+		return 0, k.over()
+	}
+	n, err := k.body.Read(p)
+	switch {
+	case err == nil:
+	case err == io.EOF: //nolint:errorlint // wrapped it would be an answer that broke off
+		k.end(true)
+	default:
+		err = k.failed(err)
+	}
+	return n, err
+}
+
+// over is what a read finds after the end.
+func (k *call) over() error {
+	if err := k.req.Context().Err(); err != nil {
+		return err
+	}
+	return io.EOF
+}
+
+// Close implements io.Closer. Where the answer was not read to its end, the
+// server sees the connection close.
+func (k *call) Close() error {
+	k.end(false)
+	return nil
+}

@@ -1,0 +1,356 @@
+package h1
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// server serves h and counts its connections.
+func server(t testing.TB, h http.HandlerFunc) (*Transport, string, *atomic.Int64) {
+	t.Helper()
+	var conns atomic.Int64
+	srv := httptest.NewUnstartedServer(h)
+	srv.Config.ConnState = func(_ net.Conn, s http.ConnState) {
+		if s == http.StateNew {
+			conns.Add(1)
+		}
+	}
+	srv.Start()
+	t.Cleanup(srv.Close)
+	other := roundTrip(func(*http.Request) (*http.Response, error) { return nil, errOther })
+	tr := &Transport{Dial: dialer(srv.Listener.Addr().String()), IdleTimeout: time.Minute, Other: other}
+	t.Cleanup(tr.CloseIdleConnections)
+	return tr, srv.URL, &conns
+}
+
+func dialer(addr string) func(context.Context) (net.Conn, error) {
+	return func(ctx context.Context) (net.Conn, error) { return new(net.Dialer).DialContext(ctx, "tcp", addr) }
+}
+
+var errOther = errors.New("left to the other transport")
+
+type roundTrip func(*http.Request) (*http.Response, error)
+
+func (f roundTrip) RoundTrip(req *http.Request) (*http.Response, error) { return f(req) }
+
+func post(ctx context.Context, t testing.TB, tr *Transport, url string, body io.Reader) (*http.Response, error) {
+	t.Helper()
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url+"/a?b=c", body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("X-A", "a")
+	return tr.RoundTrip(req)
+}
+
+// echo is one whole call.
+func echo(t testing.TB, tr *Transport, url, body string) {
+	t.Helper()
+	res, err := post(t.Context(), t, tr, url, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := io.ReadAll(res.Body)
+	if err != nil || string(got) != body {
+		t.Fatalf("got %.40q, %v", got, err)
+	}
+	if err := res.Body.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestCallsFollowEachOtherOnOneConnection(t *testing.T) {
+	tr, url, conns := server(t, func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.String() != "/a?b=c" || r.Header.Get("X-A") != "a" || r.Host == "" {
+			t.Errorf("got %s %v", r.URL, r.Header)
+		}
+		body, _ := io.ReadAll(r.Body)
+		if len(body)%2 == 0 {
+			w.Header().Set("Content-Length", strconv.Itoa(len(body)))
+		} else {
+			_ = http.NewResponseController(w).Flush() // which makes it chunked
+		}
+		_, _ = w.Write(body)
+	})
+	for _, n := range []int{0, 1, 2, bufferSize, bufferSize + 1, MaxBody} {
+		echo(t, tr, url, strings.Repeat("x", n))
+	}
+	if n := conns.Load(); n != 1 {
+		t.Errorf("%d connections", n)
+	}
+}
+
+func TestAnAnswerThatIsNotReadToItsEndCostsTheConnection(t *testing.T) {
+	tr, url, conns := server(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(make([]byte, 100)) })
+	for range 2 {
+		res, err := post(t.Context(), t, tr, url, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _ = res.Body.Read(make([]byte, 1))
+		_ = res.Body.Close()
+		if n, err := res.Body.Read(make([]byte, 1)); n != 0 || err == nil {
+			t.Error("a closed body reads on")
+		}
+	}
+	if n := conns.Load(); n != 2 {
+		t.Errorf("%d connections", n)
+	}
+}
+
+func TestAConnectionThatTheServerClosedIsNotUsed(t *testing.T) {
+	closed := make(chan struct{}, 1)
+	tr, url, conns := server(t, func(w http.ResponseWriter, r *http.Request) {
+		if r.ContentLength == 3 {
+			w.Header().Set("Connection", "close")
+		}
+		_, _ = io.Copy(w, r.Body)
+	})
+	echo(t, tr, url, "abc") // says that it closes
+	echo(t, tr, url, "four")
+	if n := conns.Load(); n != 2 {
+		t.Errorf("%d connections", n)
+	}
+
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	go func() { // closes after each answer, and does not say so
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			req, err := http.ReadRequest(bufio.NewReader(c))
+			if err != nil {
+				return
+			}
+			body, _ := io.ReadAll(req.Body)
+			_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: "+strconv.Itoa(len(body))+"\r\n\r\n"+string(body))
+			_ = c.Close()
+			closed <- struct{}{}
+		}
+	}()
+	tr.CloseIdleConnections()
+	tr.Dial = dialer(l.Addr().String())
+	for range 3 {
+		echo(t, tr, url, "abc")
+		<-closed
+	}
+}
+
+func TestACanceledCallEndsOnBothSides(t *testing.T) {
+	begun, gone := make(chan struct{}), make(chan struct{})
+	tr, url, _ := server(t, func(w http.ResponseWriter, r *http.Request) {
+		if r.ContentLength > 0 {
+			_, _ = io.Copy(io.Discard, r.Body)
+			_ = http.NewResponseController(w).Flush()
+		} else {
+			close(begun)
+		}
+		<-r.Context().Done()
+		gone <- struct{}{}
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		<-begun
+		cancel()
+	}()
+	if _, err := post(ctx, t, tr, url, nil); !errors.Is(err, context.Canceled) {
+		t.Errorf("before the head: %v", err)
+	}
+	<-gone
+	ctx, cancel = context.WithCancel(t.Context())
+	res, err := post(ctx, t, tr, url, strings.NewReader("x"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	cancel()
+	if _, err := io.ReadAll(res.Body); !errors.Is(err, context.Canceled) {
+		t.Errorf("in the body: %v", err)
+	}
+	<-gone
+	if _, err := post(ctx, t, tr, url, nil); !errors.Is(err, context.Canceled) {
+		t.Errorf("before the call: %v", err)
+	}
+}
+
+func TestABrokenAnswerIsNotAWholeOne(t *testing.T) {
+	for name, raw := range map[string]string{
+		"nothing":         "",
+		"half a head":     "HTTP/1.1 200 OK\r\nContent-",
+		"half a body":     "HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nabc",
+		"half a chunk":    "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nabc",
+		"no last chunk":   "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n",
+		"other protocol":  "HTTP/1.1 101 Switching Protocols\r\n\r\n",
+		"an endless head": "HTTP/1.1 200 OK\r\nX: " + strings.Repeat("x", 2*maxHeader) + "\r\n\r\n",
+		"no HTTP at all":  "220 smtp ready\r\n",
+	} {
+		if body, err := answerTo(t, []byte(raw)); err == nil || err == io.EOF { //nolint:errorlint // io.EOF itself would be a good end
+			t.Errorf("%s: read %.20q, %v", name, body, err)
+		}
+	}
+	if body, err := answerTo(t, []byte("HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabc")); err != nil || string(body) != "abc" {
+		t.Errorf("after an answer before the answer: %q, %v", body, err)
+	}
+}
+
+// answerTo makes one call to a server that answers with raw and closes.
+func answerTo(t testing.TB, raw []byte) ([]byte, error) {
+	ours, theirs := net.Pipe()
+	go func() {
+		go func() { _, _ = io.Copy(io.Discard, theirs) }()
+		_, _ = theirs.Write(raw)
+		_ = theirs.Close()
+	}()
+	tr := &Transport{Dial: func(context.Context) (net.Conn, error) { return ours, nil }, IdleTimeout: time.Minute}
+	defer tr.CloseIdleConnections()
+	res, err := post(t.Context(), t, tr, "http://x", strings.NewReader("x"))
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = res.Body.Close() }()
+	return io.ReadAll(io.LimitReader(res.Body, 1<<20))
+}
+
+func FuzzAnswer(f *testing.F) {
+	for _, raw := range []string{
+		"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabc", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n",
+		"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.0 200 OK\r\n\r\nabc", "HTTP/1.1 204 No Content\r\n\r\nHTTP/1.1 200 OK\r\n\r\n", "",
+	} {
+		f.Add([]byte(raw))
+	}
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		body, err := answerTo(t, raw)
+		if err == nil && len(body) > len(raw) {
+			t.Errorf("%d bytes came out of %d", len(body), len(raw))
+		}
+		if err == nil && !bytes.HasPrefix(raw, []byte("HTTP/")) {
+			t.Errorf("%.20q was taken for an answer", raw)
+		}
+	})
+}
+
+func TestBothSidesSendAtOnce(t *testing.T) {
+	tr, url, _ := server(t, func(w http.ResponseWriter, r *http.Request) {
+		c := http.NewResponseController(w)
+		if err := c.EnableFullDuplex(); err != nil {
+			t.Error(err)
+		}
+		in := bufio.NewReader(r.Body)
+		for {
+			line, err := in.ReadString('\n')
+			if err != nil {
+				return
+			}
+			_, _ = io.WriteString(w, "got "+line)
+			_ = c.Flush()
+		}
+	})
+	r, w := io.Pipe()
+	if _, err := post(t.Context(), t, tr, url, r); !errors.Is(err, errOther) {
+		t.Errorf("a transport that is not for both ways at once: %v", err)
+	}
+	tr.Duplex = true
+	go func() { _, _ = io.WriteString(w, "0\n") }()
+	res, err := post(t.Context(), t, tr, url, r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := bufio.NewReader(res.Body)
+	for i := range 5 {
+		if line, err := out.ReadString('\n'); line != "got "+strconv.Itoa(i)+"\n" || err != nil {
+			t.Fatalf("%q, %v", line, err)
+		}
+		if _, err := io.WriteString(w, strconv.Itoa(i+1)+"\n"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_ = w.Close()
+	if rest, err := io.ReadAll(out); string(rest) != "got 5\n" || err != nil {
+		t.Errorf("%q, %v", rest, err)
+	}
+}
+
+func TestWhoeverStillSendsIsToldThatTheCallHasEnded(t *testing.T) {
+	tr, url, _ := server(t, func(w http.ResponseWriter, _ *http.Request) {
+		_ = http.NewResponseController(w).EnableFullDuplex()
+		w.Header().Set("Connection", "close")
+		w.WriteHeader(http.StatusConflict)
+	})
+	tr.Duplex = true
+	r, w := io.Pipe()
+	sent := make(chan error, 1)
+	go func() {
+		for {
+			if _, err := io.WriteString(w, "x"); err != nil {
+				sent <- err
+				return
+			}
+		}
+	}()
+	res, err := post(t.Context(), t, tr, url, r)
+	if err != nil || res.StatusCode != http.StatusConflict {
+		t.Fatal(res, err)
+	}
+	_ = res.Body.Close()
+	if err := <-sent; !errors.Is(err, io.ErrClosedPipe) {
+		t.Errorf("the sender ended with %v", err)
+	}
+}
+
+func TestLongBodiesAreLeftToTheOtherTransport(t *testing.T) {
+	tr, url, _ := server(t, func(http.ResponseWriter, *http.Request) {})
+	if _, err := post(t.Context(), t, tr, url, strings.NewReader(strings.Repeat("x", MaxBody+1))); !errors.Is(err, errOther) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestTheReaderTellsBeforeItWaits(t *testing.T) {
+	next := make(chan struct{})
+	tr, url, _ := server(t, func(w http.ResponseWriter, _ *http.Request) {
+		for range 3 {
+			_, _ = io.WriteString(w, "ab")
+			_ = http.NewResponseController(w).Flush()
+			<-next
+		}
+	})
+	waits := 0
+	ctx := BeforeWait(t.Context(), func() {
+		waits++
+		next <- struct{}{}
+	})
+	res, err := post(ctx, t, tr, url, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Two reads for each piece that the server sends, of which it sends the
+	// next only when the reader waits.
+	for i := range 6 {
+		if _, err := io.ReadFull(res.Body, make([]byte, 1)); err != nil {
+			t.Fatal(err)
+		}
+		if waits > (i+1)/2 {
+			t.Errorf("told %d times that it waits after %d reads", waits, i+1)
+		}
+	}
+	if waits != 2 {
+		t.Errorf("told %d times", waits)
+	}
+	if _, err := io.ReadAll(res.Body); err != nil {
+		t.Error(err)
+	}
+}
