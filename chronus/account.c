@@ -190,7 +190,8 @@ static bool read_file(const char *path, const char *field, const char **text, si
 }
 
 bool account_find(const char *user, const char *field, struct account *a, struct err *e) {
-	memset(a, 0, sizeof *a);
+	a->uid = a->gid = 0;
+	a->groups_len = 0;
 	if (!*user) {
 		// Root needs no file, so a sandbox without any still works.
 		snprintf(a->name, sizeof a->name, "root");

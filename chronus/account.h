@@ -8,10 +8,10 @@
 
 struct account {
 	uint32_t uid, gid;
-	uint32_t groups[MAX_ACCOUNT_GROUPS]; // supplementary
 	size_t groups_len;
 	char name[512];
 	char home[4096];
+	uint32_t groups[MAX_ACCOUNT_GROUPS]; // supplementary
 };
 
 // account_find finds user, which is name, uid, name:group or uid:gid; empty is
