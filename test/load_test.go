@@ -188,7 +188,7 @@ func TestKilledTwentyTimes(t *testing.T) {
 	c := &containerServer{name: name, dir: dir}
 	t.Cleanup(func() { c.destroy(t) })
 	c.start(t)
-	t.Cleanup(func() { c.killAll(t) }) // of the last one
+	defer func() { c.killAll(t) }() // while the last of the servers runs
 	cl := c.client(t)
 	_, _, err := cl.ImportLayer(t.Context(), "base", "", bytes.NewReader(busyboxTar(t)))
 	check(t, err)
