@@ -138,7 +138,7 @@ func writeOwned(dir int, path, data string, owner uint32) error {
 	return nil
 }
 
-// composer makes roots, on a thread of the layers' namespace.
+// composer makes roots, on a thread of the layers' namespace where need be.
 type composer struct {
 	ns *layerNS
 	// attached is set where overlayfs takes no detached mounts (before Linux
@@ -156,28 +156,41 @@ type composer struct {
 //
 // The overlay belongs to the host's user namespace: its marks are trusted.*
 // attributes, which nothing inside can set.
-func (c *composer) compose(layers []int, idmap bool, userns, volume int) (root int, err error) {
-	err = c.ns.do(func() error {
-		copies, err := copyLayers(layers, idmap, userns)
-		defer func() { c.closer.later(copies...) }()
-		if err != nil {
-			return err
-		}
-		if !c.attached.Load() {
+func (c *composer) compose(layers lower, idmap bool, userns, volume int) (root int, err error) {
+	in := c.ns.do
+	if layers.free {
+		in = here
+	}
+	var copies []int
+	defer func() { c.closer.later(copies...) }()
+	if err := in(func() (err error) {
+		copies, err = copyLayers(layers.fds, idmap, userns)
+		return err
+	}); err != nil {
+		return -1, err
+	}
+	if !c.attached.Load() {
+		err = in(func() (err error) {
 			root, err = overlayDetached(copies, volume)
-			if !takesNoDescriptors(err) {
-				return err
-			}
+			return err
+		})
+		if !takesNoDescriptors(err) {
+			return root, err
 		}
-		var aerr error
-		if root, aerr = overlayAttached(copies, volume); aerr != nil {
-			return errors.Join(err, aerr)
-		}
-		c.attached.Store(true)
-		return nil
+	}
+	aerr := c.ns.do(func() (err error) {
+		root, err = overlayAttached(copies, volume)
+		return err
 	})
-	return root, err
+	if aerr != nil {
+		return -1, errors.Join(err, aerr)
+	}
+	c.attached.Store(true)
+	return root, nil
 }
+
+// here runs f on the calling thread, as layerNS.do does on one of its own.
+func here(f func() error) error { return f() }
 
 // takesNoDescriptors tells what overlayfs says where it wants paths. Linux 6.12
 // looks for the text of a descriptor that it was given as a file.

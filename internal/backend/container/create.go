@@ -72,12 +72,12 @@ func (b *Backend) Create(ctx context.Context, req backend.CreateRequest) (_ back
 
 // build makes all of an instance, of its shell if it has one.
 func (b *Backend) build(ctx context.Context, i *instance) error {
-	fds, err := b.layers.hold(ctx, i.layers)
+	layers, err := b.layers.hold(ctx, i.layers)
 	if err != nil {
 		return err
 	}
 	i.held = true
-	plan, err := b.layers.plan(i.layers, fds)
+	plan, err := b.layers.plan(i.layers, layers.fds)
 	if err != nil {
 		return err
 	}
@@ -86,7 +86,7 @@ func (b *Backend) build(ctx context.Context, i *instance) error {
 			return err
 		}
 	}
-	return b.claim(ctx, i, plan, fds)
+	return b.claim(ctx, i, plan, layers)
 }
 
 // check refuses what no container can be.
@@ -119,7 +119,7 @@ const maxLayers = 128
 
 // claim makes a shell the sandbox of i. What needs no process is done first:
 // the launcher may still be at it.
-func (b *Backend) claim(ctx context.Context, i *instance, plan *rootPlan, layers []int) (err error) {
+func (b *Backend) claim(ctx context.Context, i *instance, plan *rootPlan, layers lower) (err error) {
 	sh := i.sh
 	b.crash("claim-slot")
 	if err := b.slots.claim(sh.slot, i.id); err != nil {
@@ -147,9 +147,9 @@ func (b *Backend) claim(ctx context.Context, i *instance, plan *rootPlan, layers
 		return err
 	}
 	b.crash("compose")
-	idmap := len(layers) > 0
+	idmap := len(layers.fds) > 0
 	if !idmap {
-		layers = []int{b.facts.empty}
+		layers = lower{[]int{b.facts.empty}, b.facts.free}
 	}
 	root, err := b.composer.compose(layers, idmap, sh.userns, volume)
 	if err != nil {

@@ -22,8 +22,9 @@ type facts struct {
 	mountPoints []string // of cgroups, below /sys
 	cpuinfo     []byte   // of the host
 
-	dir   int // of the tmpfs
-	empty int // a directory in it: the layer of sandboxes that have none
+	dir   int  // of the tmpfs
+	empty int  // a directory in it: the layer of sandboxes that have none
+	free  bool // as of a layer
 
 	mu   sync.Mutex
 	made map[string]bool
@@ -35,33 +36,44 @@ func newFacts(ns *layerNS, mountPoints []string) (*facts, error) {
 		return nil, err
 	}
 	f := &facts{ns: ns, mountPoints: mountPoints, cpuinfo: cpuinfo, dir: -1, empty: -1, made: map[string]bool{}}
-	err = ns.do(func() error {
-		fd, err := newTmpfs(attrPlain | unix.MOUNT_ATTR_NOEXEC)
-		if err != nil {
-			return err
-		}
-		defer unix.Close(fd)
-		// Those of the last run of the backend go; sandboxes have copies.
-		if err := unix.Unmount("/facts", unix.MNT_DETACH); err != nil && err != unix.EINVAL {
-			return err
-		}
-		if err := attach(fd, unix.AT_FDCWD, "/facts"); err != nil {
-			return err
-		}
-		if f.dir, err = unix.Open("/facts", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err != nil {
-			return err
-		}
-		if err := makeDir(f.dir, "empty"); err != nil {
-			return err
-		}
-		f.empty, err = unix.Open("/facts/empty", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-		return err
-	})
-	if err != nil {
+	if err := f.open(); err != nil {
 		f.close()
 		return nil, fmt.Errorf("facts: %w", err)
 	}
 	return f, nil
+}
+
+func (f *facts) open() error {
+	fd, err := newTmpfs(attrPlain | unix.MOUNT_ATTR_NOEXEC)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	f.dir, f.free = detachedCopy(fd)
+	err = f.ns.do(func() error {
+		// Those of the last run of the backend go; sandboxes have copies.
+		if err := unix.Unmount("/facts", unix.MNT_DETACH); err != nil && err != unix.EINVAL {
+			return err
+		}
+		return attach(fd, unix.AT_FDCWD, "/facts")
+	})
+	if err != nil {
+		return err
+	}
+	if !f.free {
+		err = f.ns.do(func() (err error) {
+			f.dir, err = unix.Open("/facts", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	if err := makeDir(f.dir, "empty"); err != nil {
+		return err
+	}
+	f.empty, err = unix.Openat(f.dir, "empty", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	return err
 }
 
 func (f *facts) close() { closeAll([]int{f.dir, f.empty}) }
@@ -96,7 +108,11 @@ func (f *facts) mounts(cpus int, memory int64) ([]chronusapi.Mount, error) {
 		return nil, err
 	}
 	mounts := []chronusapi.Mount{{FD: -1, Path: "/sys"}, {FD: -1, Path: "/proc/cpuinfo"}, {FD: -1, Path: "/proc/meminfo"}}
-	return mounts, f.ns.do(func() (err error) {
+	do := f.ns.do
+	if f.free {
+		do = here
+	}
+	return mounts, do(func() (err error) {
 		for i, name := range []string{sys, cpuinfo, meminfo} {
 			if mounts[i].FD, err = cloneMount(f.dir, name, unix.MOUNT_ATTR_RDONLY); err != nil {
 				return fmt.Errorf("facts: %s: %w", name, err)

@@ -199,19 +199,23 @@ func (r *launcherRun) send(req request, fds ...int) (*starting, error) {
 
 // answer waits for the answer. Where ctx ends first it may be called again, or
 // else abandon is.
-func (s *starting) answer(ctx context.Context) (answer, error) {
+func (s *starting) answer(ctx context.Context) (a answer, err error) {
 	select {
-	case a := <-s.ch:
-		if a.Error != nil {
-			closeAll(a.fds)
-			return answer{}, a.Error.err()
-		}
-		return a, nil
+	case a = <-s.ch:
 	case <-s.run.dead:
-		return answer{}, errLauncherGone
+		select {
+		case a = <-s.ch: // it came before the end
+		default:
+			return answer{}, errLauncherGone
+		}
 	case <-ctx.Done():
 		return answer{}, context.Cause(ctx)
 	}
+	if a.Error != nil {
+		closeAll(a.fds)
+		return answer{}, a.Error.err()
+	}
+	return a, nil
 }
 
 // abandon lets the descriptors of the answer be closed when they come.

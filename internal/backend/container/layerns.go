@@ -154,9 +154,14 @@ func layerPath(digest string) string { return "/layers/" + strings.TrimPrefix(di
 
 // mount returns a descriptor (O_PATH) of a layer's root directory. The layer is
 // mounted if it was not.
-func (l *layerNS) mount(digest string, image int) (fd int, err error) {
+//
+// A mount that this process makes comes back detached where copies can be made
+// of it from outside of the namespace (free): no thread has to go inside for a
+// create. What an earlier process mounted can only be copied inside.
+func (l *layerNS) mount(digest string, image int) (fd int, free bool, err error) {
+	path := layerPath(digest)
+	var found bool
 	err = l.do(func() error {
-		path := layerPath(digest)
 		if err := os.Mkdir(path, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
 			return err
 		}
@@ -164,22 +169,46 @@ func (l *layerNS) mount(digest string, image int) (fd int, err error) {
 		if err := unix.Statfs(path, &st); err != nil {
 			return err
 		}
-		if st.Type != unix.EROFS_SUPER_MAGIC_V1 {
-			m, err := mountImage(image)
-			if err != nil {
-				_ = os.Remove(path)
-				return err
-			}
-			err = attach(m, unix.AT_FDCWD, path)
-			_ = unix.Close(m)
-			if err != nil {
-				return err
-			}
+		found = st.Type == unix.EROFS_SUPER_MAGIC_V1
+		return nil
+	})
+	if err != nil {
+		return -1, false, err
+	}
+	outside := -1
+	if !found {
+		m, err := mountImage(image)
+		if err != nil {
+			return -1, false, errors.Join(err, l.do(func() error { return os.Remove(path) }))
 		}
+		if outside, free = detachedCopy(m); !free {
+			outside = -1
+		}
+		err = l.do(func() error { return attach(m, unix.AT_FDCWD, path) })
+		_ = unix.Close(m)
+		if err != nil {
+			closeAll([]int{outside})
+			return -1, false, err
+		}
+	}
+	if free {
+		return outside, true, nil
+	}
+	err = l.do(func() error {
 		fd, err = unix.Open(path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 		return err
 	})
-	return fd, err
+	return fd, false, err
+}
+
+// detachedCopy copies a detached mount, if copies of copies can be made too:
+// since Linux 6.15, by threads of the namespace that the mount was made in.
+func detachedCopy(mount int) (fd int, ok bool) {
+	fd, err := cloneMount(mount, "", 0)
+	if err != nil {
+		return -1, false
+	}
+	return fd, true
 }
 
 // mountImage mounts an EROFS image straight from its file, or, before Linux

@@ -28,7 +28,8 @@ type layers struct {
 }
 
 type layer struct {
-	fd   int // its root, O_PATH
+	fd   int  // its root, O_PATH
+	free bool // it is copied from outside of the namespace, see layerNS.mount
 	refs int
 }
 
@@ -39,30 +40,36 @@ func newLayers(ns *layerNS) *layers {
 	return &layers{ns: ns, byName: map[string]*layer{}, plans: map[string]*rootPlan{}}
 }
 
-// hold takes a reference to each layer, mounting what is not mounted, and
-// returns their root directories (O_PATH), lowest first, which stay valid until
-// release.
-func (s *layers) hold(ctx context.Context, want []backend.Layer) ([]int, error) {
-	var fds []int
-	for i, w := range want {
-		fd, err := s.holdOne(ctx, w)
-		if err != nil {
-			s.release(want[:i])
-			return nil, err
-		}
-		fds = append(fds, fd)
-	}
-	return fds, nil
+// lower is what is below a root: directories (O_PATH), lowest first.
+type lower struct {
+	fds  []int
+	free bool // all of them, see layerNS.mount
 }
 
-func (s *layers) holdOne(ctx context.Context, w backend.Layer) (int, error) {
+// hold takes a reference to each layer, mounting what is not mounted, and
+// returns their root directories, which stay valid until release.
+func (s *layers) hold(ctx context.Context, want []backend.Layer) (lower, error) {
+	l := lower{free: true}
+	for i, w := range want {
+		fd, free, err := s.holdOne(ctx, w)
+		if err != nil {
+			s.release(want[:i])
+			return lower{}, err
+		}
+		l.fds = append(l.fds, fd)
+		l.free = l.free && free
+	}
+	return l, nil
+}
+
+func (s *layers) holdOne(ctx context.Context, w backend.Layer) (fd int, free bool, err error) {
 	for {
 		s.mu.Lock()
 		if l := s.byName[w.Digest]; l != nil {
 			l.refs++
 			s.unused = slices.DeleteFunc(s.unused, func(d string) bool { return d == w.Digest })
 			s.mu.Unlock()
-			return l.fd, nil
+			return l.fd, l.free, nil
 		}
 		s.mu.Unlock()
 		// Creates that want the same layer wait for one mount, which the
@@ -71,10 +78,10 @@ func (s *layers) holdOne(ctx context.Context, w backend.Layer) (int, error) {
 		select {
 		case r := <-ch:
 			if r.Err != nil {
-				return -1, r.Err
+				return -1, false, r.Err
 			}
 		case <-ctx.Done():
-			return -1, context.Cause(ctx)
+			return -1, false, context.Cause(ctx)
 		}
 	}
 }
@@ -94,12 +101,12 @@ func (s *layers) mount(w backend.Layer) error {
 		return &dsec.Error{Code: dsec.CodeNotFound, Field: "layers", Message: "the image of layer " + w.Digest + " cannot be read", Err: err}
 	}
 	defer image.Close()
-	fd, err := s.ns.mount(w.Digest, int(image.Fd()))
+	fd, free, err := s.ns.mount(w.Digest, int(image.Fd()))
 	if err != nil {
 		return &dsec.Error{Code: dsec.CodeInternal, Field: "layers", Message: "the image of layer " + w.Digest + " cannot be mounted", Err: err}
 	}
 	s.mu.Lock()
-	s.byName[w.Digest] = &layer{fd: fd}
+	s.byName[w.Digest] = &layer{fd: fd, free: free}
 	s.unused = append(s.unused, w.Digest)
 	s.mu.Unlock()
 	return nil
