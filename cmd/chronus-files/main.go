@@ -15,7 +15,7 @@ import (
 	"os"
 	"runtime"
 
-	"github.com/opendsec/dsec/internal/chronus"
+	"github.com/opendsec/dsec/internal/chronusfiles"
 )
 
 const controlFD = 3
@@ -23,7 +23,7 @@ const controlFD = 3
 func main() {
 	runtime.MemProfileRate = 0 // its tables cost memory, and nobody reads them
 	control := os.NewFile(controlFD, "control")
-	err := chronus.NewFiles().ServeHandOvers(control, chronus.IdleTime)
+	err := chronusfiles.New().ServeHandOvers(control, chronusfiles.IdleTime)
 	if err != nil {
 		println("chronus-files:", err.Error()) // nobody reads that but a test
 		os.Exit(1)

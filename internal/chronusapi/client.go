@@ -107,7 +107,7 @@ func (c *Client) take(ctx context.Context, typ uint8) (cn *conn, reused bool, er
 		}
 		return nil, false, &dsec.Error{Code: dsec.CodeUnavailable, Message: "chronus cannot be reached", Err: err}
 	}
-	cn = newConn(nc, false)
+	cn = newConn(nc)
 	cn.out = append(cn.out, preface[:]...) // goes out with the first request
 	return cn, false, nil
 }

@@ -7,13 +7,11 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"os"
 	"path/filepath"
 	"reflect"
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
@@ -24,8 +22,7 @@ import (
 type stub struct {
 	Handler
 	FileHandler
-	// mu orders a test's changes before the calls that follow; the race
-	// detector does not see that a message with descriptors does so.
+	// mu orders a test's changes before the calls that follow.
 	mu         sync.Mutex
 	start      func(ctx context.Context, req StartRequest, sink Sink) error
 	processes  func() ([]Process, error)
@@ -35,8 +32,6 @@ type stub struct {
 	read       func(ctx context.Context, w io.Writer) error
 	write      func(req WriteRequest, r io.Reader) (int64, error)
 	interrupt  func(session string) error
-	setup      func(req SetupRequest) error
-	group      func(g Group) error
 }
 
 func (s *stub) Info(context.Context) (Info, error) { return Info{Version: Version, Processes: 3}, nil }
@@ -60,9 +55,6 @@ func (s *stub) Read(ctx context.Context, _ string, _, _ int64, w io.Writer) erro
 func (s *stub) Write(_ context.Context, req WriteRequest, r io.Reader) (int64, error) {
 	return locked(s, &s.write)(req, r)
 }
-func (s *stub) Ready() error                                    { return nil }
-func (s *stub) Setup(_ context.Context, req SetupRequest) error { return locked(s, &s.setup)(req) }
-func (s *stub) AddGroup(_ context.Context, g Group) error       { return locked(s, &s.group)(g) }
 
 func locked[F any](s *stub, f *F) F {
 	s.mu.Lock()
@@ -356,61 +348,5 @@ func wantInvalid(t *testing.T, field string, err error) {
 	var de *dsec.Error
 	if !errors.As(err, &de) || de.Code != dsec.CodeInvalid || de.Field != field {
 		t.Errorf("got %v, want invalid %s", err, field)
-	}
-}
-
-func TestSetupCarriesDescriptors(t *testing.T) {
-	var files []*os.File
-	for range 6 {
-		r, w, err := os.Pipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer r.Close()
-		files = append(files, w)
-	}
-	fd := func(i int) int { return int(files[i].Fd()) }
-	inode := func(fd int) uint64 {
-		var st syscall.Stat_t
-		if err := syscall.Fstat(fd, &st); err != nil {
-			t.Fatal(err)
-		}
-		return st.Ino
-	}
-	req := SetupRequest{
-		Root: fd(0), Move: []string{"/proc", "/dev"}, Hostname: "h", KeepCaps: 1 << 40, Filter: []byte{1}, ChildFilter: []byte{2},
-		Rlimits: []Rlimit{{7, 8, 9}},
-		Groups:  []Group{{Procs: []int{fd(1), fd(2)}, Kill: fd(3), Events: -1, OOM: fd(4)}, {Kill: -1, Events: fd(5), OOM: -1}},
-	}
-	c, _ := serve(t, &stub{
-		setup: func(got SetupRequest) error {
-			pairs := [][2]int{{got.Root, fd(0)}, {got.Groups[0].Procs[0], fd(1)}, {got.Groups[0].Procs[1], fd(2)},
-				{got.Groups[0].Kill, fd(3)}, {got.Groups[0].OOM, fd(4)}, {got.Groups[1].Events, fd(5)}}
-			for _, p := range pairs {
-				if inode(p[0]) != inode(p[1]) {
-					t.Errorf("descriptor %d is not %d", p[0], p[1])
-				}
-				syscall.Close(p[0])
-			}
-			got.Root = req.Root
-			got.Groups = req.Groups
-			if !reflect.DeepEqual(got, req) {
-				t.Errorf("got %+v, want %+v", got, req)
-			}
-			return nil
-		},
-		group: func(g Group) error {
-			if len(g.Procs) != 1 || inode(g.Procs[0]) != inode(fd(1)) || g.Kill != -1 {
-				t.Errorf("got %+v", g)
-			}
-			syscall.Close(g.Procs[0])
-			return nil
-		},
-	})
-	if err := c.Setup(t.Context(), req); err != nil {
-		t.Fatal(err)
-	}
-	if err := c.AddGroup(t.Context(), Group{Procs: []int{fd(1)}, Kill: -1, Events: -1, OOM: -1}); err != nil {
-		t.Fatal(err)
 	}
 }

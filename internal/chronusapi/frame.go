@@ -64,7 +64,6 @@ var errMalformed = errors.New("chronusapi: malformed message")
 type conn struct {
 	nc net.Conn
 	r  *bufio.Reader
-	rx *rightsReader // where descriptors are accepted, else nil
 
 	in  []byte // payload of the last message read; valid until the next
 	out []byte // frames not yet written
@@ -72,16 +71,7 @@ type conn struct {
 	idleSince time.Time // of a client's, in its pool
 }
 
-func newConn(nc net.Conn, rights bool) *conn {
-	c := &conn{nc: nc}
-	if uc, ok := nc.(*net.UnixConn); ok && rights {
-		c.rx = &rightsReader{uc: uc}
-		c.r = bufio.NewReaderSize(c.rx, 4096)
-		return c
-	}
-	c.r = bufio.NewReaderSize(nc, 4096)
-	return c
-}
+func newConn(nc net.Conn) *conn { return &conn{nc: nc, r: bufio.NewReaderSize(nc, 4096)} }
 
 // read returns the next message. The payload is valid until the next read.
 // The error is io.EOF only between messages.

@@ -2,22 +2,10 @@ package chronusapi
 
 import (
 	"context"
-	"io"
 )
 
 // serve answers one request. Its error ends the connection.
 func (s *server) serve(ctx context.Context, call uint8, d *dec) error {
-	if s.rx != nil && len(s.rx.fds) > 0 && call != callSetup && call != callAddGroup {
-		return errMalformed // descriptors that nobody asked for
-	}
-	if s.setup != nil && call != callInfo && call != callSetup && call != callAddGroup {
-		if err := s.setup.Ready(); err != nil {
-			if call == callWrite || call == callUpload {
-				return s.receive(func(io.Reader) error { return err }, nil)
-			}
-			return s.answer(err, nil)
-		}
-	}
 	if isFileCall(call) {
 		return s.serveFile(ctx, call, d)
 	}
@@ -32,8 +20,6 @@ func (s *server) serve(ctx context.Context, call uint8, d *dec) error {
 		return s.serveProcess(ctx, call, d)
 	case callOpenSession, callRunCommand, callSessions, callCloseSession, callInterrupt:
 		return s.serveSession(ctx, call, d)
-	case callSetup, callAddGroup:
-		return s.serveSetup(ctx, call, d)
 	}
 	return errMalformed
 }

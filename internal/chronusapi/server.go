@@ -22,10 +22,9 @@ import (
 //
 // Calls for files are served where h is a FileHandler too.
 func Serve(ctx context.Context, nc net.Conn, h Handler) error {
-	setup, _ := h.(SetupHandler)
 	files, _ := h.(FileHandler)
-	s := &server{conn: newConn(nc, setup != nil), h: h, setup: setup, files: files}
-	defer s.close()
+	s := &server{conn: newConn(nc), h: h, files: files}
+	defer nc.Close()
 	stop := context.AfterFunc(ctx, func() { nc.Close() })
 	defer stop()
 	if err := s.readPreface(); err != nil {
@@ -54,9 +53,9 @@ func ignoreEOF(err error) error {
 // other is a malformed message. It ends as Serve does, and, with a nil error,
 // when no call came for idle.
 func ServeFiles(ctx context.Context, nc net.Conn, first []byte, h FileHandler, idle time.Duration) error {
-	s := &server{conn: newConn(nc, false), files: h}
+	s := &server{conn: newConn(nc), files: h}
 	s.r.Reset(io.MultiReader(bytes.NewReader(first), nc))
-	defer s.close()
+	defer nc.Close()
 	stop := context.AfterFunc(ctx, func() { nc.Close() })
 	defer stop()
 	for {
@@ -88,15 +87,7 @@ func ServeFiles(ctx context.Context, nc net.Conn, first []byte, h FileHandler, i
 type server struct {
 	*conn
 	h     Handler
-	setup SetupHandler // nil where descriptors are not accepted
-	files FileHandler  // nil where files are not served
-}
-
-func (s *server) close() {
-	s.nc.Close()
-	if s.rx != nil {
-		s.rx.closeAll()
-	}
+	files FileHandler // nil where files are not served
 }
 
 // readPreface checks name and version. There is no version before this one yet.

@@ -22,20 +22,20 @@ import (
 //     way is refused (RESOLVE_NO_SYMLINKS); then attaches each of Mounts there;
 //  3. pivots into it and detaches the old root;
 //  4. sets the host name, if there is one;
-//  5. on all threads: drops every capability that is not in KeepCaps, from the
-//     bounding set too, sets no_new_privs, and installs Filter;
+//  5. drops every capability that is not in KeepCaps, from the bounding set too,
+//     sets no_new_privs, and installs Filter;
 //  6. keeps Groups, Rlimits and ChildFilter for the commands, and answers.
 //
 // An error may leave steps half done: the backend then kills the instance.
 //
 // A command is cloned into its group's Dir, where there is one. Its child,
-// before it execs and while it has a single thread: writes "0" to each of its group's Procs,
-// sets its affinity to CPUs, applies Rlimits, becomes its user, and installs
-// ChildFilter.
+// before it execs: writes "0" to each of its group's Procs, sets its affinity to
+// CPUs, applies Rlimits, becomes its user, and installs ChildFilter.
+//
+// This package has the client's side alone: chronus itself is not in Go.
 
 // SetupRequest turns a warm container into a sandbox. Descriptors stay the
-// caller's on the sending side, and are the handler's on the receiving side,
-// which closes them on error too.
+// caller's.
 type SetupRequest struct {
 	Root        int // detached mount of the sandbox's root (open_tree, fsmount)
 	Move        []string
@@ -72,24 +72,11 @@ type Group struct {
 	OOM    int   // memory.oom_control (v1) or memory.events (v2), open for reading: a line "oom_kill N"
 }
 
-// SetupHandler is implemented by handlers that take descriptors.
-type SetupHandler interface {
-	Handler
-	// Ready is nil once Setup has worked, or where none is needed. Its error
-	// answers every call but Info, Setup and AddGroup.
-	Ready() error
-	Setup(ctx context.Context, req SetupRequest) error
-	AddGroup(ctx context.Context, g Group) error
-}
-
 // Limits of a setup.
 const (
 	MaxGroupProcs  = 8
 	MaxSetupGroups = 16
-	maxSetupFDs    = 1 + maxMoves + MaxSetupGroups*(MaxGroupProcs+4)
-	maxFilter      = 64 << 10 // 4,096 instructions would be 32 KiB
-	maxMoves       = 16       // and Mounts
-	maxCPUs        = 1024     // bytes of the mask
+	maxMoves       = 16 // and Mounts
 	maxRlimits     = 16
 )
 
@@ -143,141 +130,6 @@ func (e *enc) group(g *Group, fds []int) []int {
 		}
 	}
 	return fds
-}
-
-func (d *dec) group(fds *rights) (g Group) {
-	n := int(d.u8())
-	if n > MaxGroupProcs {
-		d.bad = true
-		return g
-	}
-	for range n {
-		g.Procs = append(g.Procs, fds.next(d))
-	}
-	for _, fd := range []*int{&g.Dir, &g.Kill, &g.Events, &g.OOM} {
-		*fd = -1
-		if d.bool() {
-			*fd = fds.next(d)
-		}
-	}
-	return g
-}
-
-func (d *dec) setupRequest(fds *rights) (r SetupRequest) {
-	r.Root = fds.next(d)
-	r.Move = d.strs(maxMoves, MaxPath)
-	n := d.u32()
-	if n > maxMoves {
-		d.bad = true
-	}
-	for ; n > 0 && !d.bad; n-- {
-		r.Mounts = append(r.Mounts, Mount{FD: fds.next(d), Path: d.str(MaxPath)})
-	}
-	r.CPUs = append([]byte(nil), d.bytes(maxCPUs)...)
-	r.Hostname = d.str(64)
-	r.KeepCaps = d.u64()
-	r.Filter = append([]byte(nil), d.bytes(maxFilter)...)
-	r.ChildFilter = append([]byte(nil), d.bytes(maxFilter)...)
-	n = d.u32()
-	if n > maxRlimits {
-		d.bad = true
-	}
-	for ; n > 0 && !d.bad; n-- {
-		r.Rlimits = append(r.Rlimits, Rlimit{Resource: d.u32(), Soft: d.u64(), Hard: d.u64()})
-	}
-	n = d.u32()
-	if n > MaxSetupGroups {
-		d.bad = true
-	}
-	for ; n > 0 && !d.bad; n-- {
-		r.Groups = append(r.Groups, d.group(fds))
-	}
-	return r
-}
-
-// rights hands out received descriptors in order.
-type rights struct{ fds []int }
-
-func (r *rights) next(d *dec) int {
-	if d.bad || len(r.fds) == 0 {
-		d.bad = true
-		return -1
-	}
-	fd := r.fds[0]
-	r.fds = r.fds[1:]
-	return fd
-}
-
-func (s *server) serveSetup(ctx context.Context, call uint8, d *dec) error {
-	if s.setup == nil || s.rx == nil {
-		return errMalformed
-	}
-	all := s.rx.fds
-	fds := &rights{fds: all}
-	var run func() error
-	if call == callSetup {
-		req := d.setupRequest(fds)
-		run = func() error { return s.setup.Setup(ctx, req) }
-	} else {
-		g := d.group(fds)
-		run = func() error { return s.setup.AddGroup(ctx, g) }
-	}
-	if !d.ok() || len(fds.fds) > 0 {
-		return errMalformed // server.close closes the descriptors
-	}
-	s.rx.fds = nil
-	return s.answer(run(), nil)
-}
-
-// rightsReader reads a connection whose messages may carry descriptors.
-type rightsReader struct {
-	uc  *net.UnixConn
-	fds []int
-	oob []byte
-}
-
-func (r *rightsReader) Read(p []byte) (int, error) {
-	if r.oob == nil {
-		r.oob = make([]byte, syscall.CmsgSpace(maxSetupFDs*4))
-	}
-	n, oobn, flags, _, err := r.uc.ReadMsgUnix(p, r.oob) // sets MSG_CMSG_CLOEXEC
-	if oobn > 0 {
-		if perr := r.keep(r.oob[:oobn]); perr != nil {
-			return 0, perr
-		}
-	}
-	if err != nil {
-		return 0, err // n is -1 then
-	}
-	if flags&syscall.MSG_CTRUNC != 0 {
-		return 0, errMalformed // more than were allowed; the kernel closed the rest
-	}
-	return n, nil
-}
-
-func (r *rightsReader) keep(oob []byte) error {
-	msgs, err := syscall.ParseSocketControlMessage(oob)
-	if err != nil {
-		return errMalformed
-	}
-	for i := range msgs {
-		fds, err := syscall.ParseUnixRights(&msgs[i])
-		if err != nil {
-			return errMalformed
-		}
-		r.fds = append(r.fds, fds...)
-	}
-	if len(r.fds) > maxSetupFDs {
-		return errMalformed
-	}
-	return nil
-}
-
-func (r *rightsReader) closeAll() {
-	for _, fd := range r.fds {
-		_ = syscall.Close(fd)
-	}
-	r.fds = nil
 }
 
 // sendRights makes a call whose request carries descriptors.

@@ -9,7 +9,7 @@ import (
 	"errors"
 )
 
-//go:generate env CGO_ENABLED=0 GOOS=linux go build -trimpath "-ldflags=-s -w" -o bin/chronus ../../cmd/chronus
+//go:generate ../../chronus/build bin/chronus
 //go:generate env CGO_ENABLED=0 GOOS=linux go build -trimpath "-ldflags=-s -w" -o bin/chronus-files ../../cmd/chronus-files
 
 //go:embed all:bin

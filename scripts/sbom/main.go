@@ -4,9 +4,10 @@
 //	sbom bin/dsec dist        -> dist/dsec.spdx.json, dist/THIRD_PARTY_NOTICES
 //
 // It reads the modules from the binary itself, so that it tells what was
-// linked and not what go.mod allows. A module whose licence it cannot name, or
-// whose licence is not on the list of those that an Apache-2.0 program may be
-// distributed with, is an error.
+// linked and not what go.mod allows, and adds the C library that chronus inside
+// it is linked with. A component whose licence it cannot name, or whose licence
+// is not on the list of those that an Apache-2.0 program may be distributed
+// with, is an error.
 package main
 
 import (
@@ -42,9 +43,10 @@ var chosen = map[string]struct{ id, offer string }{
 // is copyright lines.
 const covered = 75.0
 
-// component is one module of the binary.
+// component is one module of the binary, or the C library.
 type component struct {
 	path, version, sum string
+	purl               string // package URL
 	licence            string // SPDX expression
 	texts              []text
 }
@@ -71,6 +73,11 @@ func run(binary, dir string) error {
 	if err != nil {
 		return err
 	}
+	libc, err := musl()
+	if err != nil {
+		return err
+	}
+	components = append(components, libc)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
@@ -92,7 +99,7 @@ func collect(info *debug.BuildInfo) ([]component, error) {
 	if err != nil {
 		return nil, err
 	}
-	components := []component{{path: "std", version: info.GoVersion}}
+	components := []component{{path: "std", version: info.GoVersion, purl: purl("std", info.GoVersion)}}
 	dirs := []string{root}
 	for _, m := range info.Deps {
 		if m.Replace != nil {
@@ -102,7 +109,7 @@ func collect(info *debug.BuildInfo) ([]component, error) {
 		if err != nil {
 			return nil, err
 		}
-		components = append(components, component{path: m.Path, version: m.Version, sum: m.Sum})
+		components = append(components, component{path: m.Path, version: m.Version, sum: m.Sum, purl: purl(m.Path, m.Version)})
 		dirs = append(dirs, dir)
 	}
 	var problems []error
@@ -113,6 +120,8 @@ func collect(info *debug.BuildInfo) ([]component, error) {
 	}
 	return components, errors.Join(problems...)
 }
+
+func purl(module, version string) string { return "pkg:golang/" + module + "@" + version }
 
 func goEnv(name string) (string, error) {
 	out, err := exec.Command("go", "env", name).Output()
@@ -156,15 +165,25 @@ func (c *component) read(dir string) error {
 		if found.Percent < covered {
 			continue // a notice, or a file that only points at others
 		}
-		for _, m := range found.Match {
-			if !slices.Contains(ids, m.ID) {
-				ids = append(ids, m.ID)
-			}
-		}
+		ids = addIDs(ids, found)
 	}
 	if choice, ok := chosen[c.path]; ok && slices.ContainsFunc(c.texts, func(t text) bool { return strings.Contains(t.content, choice.offer) }) {
 		ids = []string{choice.id}
 	}
+	return c.name(ids)
+}
+
+func addIDs(ids []string, found licensecheck.Coverage) []string {
+	for _, m := range found.Match {
+		if !slices.Contains(ids, m.ID) {
+			ids = append(ids, m.ID)
+		}
+	}
+	return ids
+}
+
+// name says that the component is under all of these licences.
+func (c *component) name(ids []string) error {
 	if len(ids) == 0 {
 		return fmt.Errorf("%s@%s: no licence file that is known", c.path, c.version)
 	}
@@ -176,6 +195,23 @@ func (c *component) read(dir string) error {
 	slices.Sort(ids)
 	c.licence = strings.Join(ids, " AND ")
 	return nil
+}
+
+// musl is the C library that chronus is linked with, as Debian packages it. Its
+// copyright file names the licence of each part, in the words of each.
+func musl() (component, error) {
+	version, err := exec.Command("dpkg-query", "-W", "-f", "${Version}", "musl-dev").Output()
+	if err != nil {
+		return component{}, fmt.Errorf("musl: %w", err)
+	}
+	const file = "/usr/share/doc/musl-dev/copyright"
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return component{}, err
+	}
+	c := component{path: "musl", version: string(version), texts: []text{{filepath.Base(file), string(b)}}}
+	c.purl = "pkg:deb/debian/musl@" + c.version
+	return c, c.name(addIDs(nil, licensecheck.Scan(b)))
 }
 
 func writeNotices(w io.Writer, components []component) {
@@ -234,7 +270,7 @@ func spdx(info *debug.BuildInfo, components []component) document {
 	main := spdxPackage{
 		ID: "SPDXRef-dsec", Name: "dsec", Version: version, DownloadLocation: "NOASSERTION",
 		LicenseConcluded: "Apache-2.0", LicenseDeclared: "Apache-2.0", CopyrightText: "NOASSERTION",
-		External: []externalRef{{"PACKAGE-MANAGER", "purl", "pkg:golang/" + info.Main.Path + "@" + version}},
+		External: []externalRef{{"PACKAGE-MANAGER", "purl", purl(info.Main.Path, version)}},
 	}
 	d := document{
 		Version: "SPDX-2.3", DataLicense: "CC0-1.0", ID: "SPDXRef-DOCUMENT", Name: "dsec-" + version,
@@ -247,7 +283,7 @@ func spdx(info *debug.BuildInfo, components []component) document {
 		p := spdxPackage{
 			ID: "SPDXRef-" + notIDChar.ReplaceAllString(c.path+"-"+c.version, "-"), Name: c.path, Version: c.version,
 			DownloadLocation: "NOASSERTION", LicenseConcluded: c.licence, LicenseDeclared: c.licence, CopyrightText: "NOASSERTION",
-			External: []externalRef{{"PACKAGE-MANAGER", "purl", "pkg:golang/" + c.path + "@" + c.version}},
+			External: []externalRef{{"PACKAGE-MANAGER", "purl", c.purl}},
 		}
 		d.Packages = append(d.Packages, p)
 		d.Relationships = append(d.Relationships, relationship{main.ID, "DEPENDS_ON", p.ID})

@@ -76,12 +76,7 @@ func program(name string, argv ...string) func() (string, error) {
 	})
 }
 
-func (b build) path(t testing.TB) string {
-	if path := os.Getenv("DSEC_TEST_CHRONUS"); path != "" {
-		return path
-	}
-	return made(t, b.make)
-}
+func (b build) path(t testing.TB) string { return made(t, b.make) }
 
 func made(t testing.TB, program func() (string, error)) string {
 	t.Helper()

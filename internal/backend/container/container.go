@@ -21,7 +21,7 @@
 //	layers      references to the shared mounts of its images
 //
 // Nothing here resolves a path in a tree that a sandbox has shaped: see
-// compose.go and internal/chronus for how a root is made.
+// compose.go and chronus/setup.c for how a root is made.
 package container
 
 import (

@@ -80,14 +80,14 @@ var programs = sync.OnceValues(func() (dir string, err error) {
 		return dir, errors.Join(os.WriteFile(dir+"/chronus", bin, 0o700), os.WriteFile(dir+"/chronus-files", files, 0o700), os.WriteFile(dir+"/inside", me, 0o755))
 	}
 	for _, args := range [][]string{
-		{"build", "-o", dir + "/chronus", "../../../cmd/chronus"},
-		{"build", "-o", dir + "/chronus-files", "../../../cmd/chronus-files"},
-		{"test", "-c", "-o", dir + "/inside", "."},
+		{"../../../chronus/build", dir + "/chronus"},
+		{"go", "build", "-o", dir + "/chronus-files", "../../../cmd/chronus-files"},
+		{"go", "test", "-c", "-o", dir + "/inside", "."},
 	} {
-		cmd := exec.Command("go", args...)
+		cmd := exec.Command(args[0], args[1:]...)
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 		if out, err := cmd.CombinedOutput(); err != nil {
-			return "", fmt.Errorf("go %v: %w\n%s", args, err, out)
+			return "", fmt.Errorf("%q: %w\n%s", args, err, out)
 		}
 	}
 	return dir, nil

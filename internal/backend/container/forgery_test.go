@@ -11,14 +11,17 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/backend"
 	"github.com/opendsec/dsec/internal/chronusapi"
+	"github.com/opendsec/dsec/internal/testutil"
 )
 
 // tape keeps what goes over a connection, each way.
@@ -304,7 +307,7 @@ func TestExchangedWhileRead(t *testing.T) {
 			switch {
 			case err == nil && (string(got) == "one\n" || string(got) == "two\n"):
 				seen[string(got)]++
-			case err != nil && (dsec.CodeOf(err) == dsec.CodeInvalid || dsec.CodeOf(err) == dsec.CodeNotFound):
+			case err != nil && slices.Contains([]dsec.Code{dsec.CodeInvalid, dsec.CodeNotFound, dsec.CodeDenied}, dsec.CodeOf(err)):
 				seen["error"]++
 			default:
 				t.Fatalf("%s: read %q, %v", with, got, cause(err))
@@ -324,6 +327,12 @@ func TestExchangedWhileRead(t *testing.T) {
 			_ = s.client.Remove(t.Context(), "/x/new", true)
 		}
 		_ = racer.Close()
+		testutil.WaitFor(t, time.Minute, "the racer ends", func() error {
+			if syscall.Kill(racer.pid, 0) == nil {
+				return errors.New("it runs")
+			}
+			return nil
+		})
 		t.Logf("%s: %v", with, seen)
 		if len(seen) < 2 {
 			t.Errorf("control: %s: the race was never seen: %v", with, seen)

@@ -1,4 +1,4 @@
-package chronus
+package chronusfiles
 
 import (
 	"context"
@@ -18,7 +18,7 @@ import (
 
 func newFixture(t testing.TB) *chronusapi.Client {
 	t.Helper()
-	files := NewFiles()
+	files := New()
 	ctx, cancel := context.WithCancel(context.Background())
 	client := chronusapi.NewClient(func(context.Context) (net.Conn, error) {
 		a, b, err := socketPair()

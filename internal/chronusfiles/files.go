@@ -1,4 +1,11 @@
-package chronus
+//go:build linux
+
+// Package chronusfiles serves the calls for files of a sandbox: it is what
+// chronus-files does. A Files implements chronusapi.FileHandler with what its
+// process sees as the root. In a container that is the sandbox: nothing of the
+// host is reachable by a path, and everything that it reads was made by the
+// agent and may be hostile.
+package chronusfiles
 
 import (
 	"context"
@@ -13,6 +20,20 @@ import (
 	"github.com/opendsec/dsec/internal/chronusapi"
 	"golang.org/x/sys/unix"
 )
+
+// Files implements chronusapi.FileHandler with the files that this process
+// sees.
+type Files struct {
+	asRoot bool // may give files away
+}
+
+// New sets the process's umask to 0: modes are those of the requests.
+func New() *Files {
+	unix.Umask(0)
+	return &Files{asRoot: os.Geteuid() == 0}
+}
+
+var _ chronusapi.FileHandler = (*Files)(nil)
 
 // Stat implements chronusapi.FileHandler.
 func (*Files) Stat(_ context.Context, name string, follow bool) (chronusapi.FileInfo, error) {

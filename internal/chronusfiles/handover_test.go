@@ -1,4 +1,4 @@
-package chronus
+package chronusfiles
 
 import (
 	"bytes"
@@ -39,7 +39,7 @@ func newControl(t *testing.T, idle time.Duration, before ...func(*control)) (c *
 	go func() {
 		theirs := os.NewFile(uintptr(fds[1]), "control")
 		defer theirs.Close()
-		done <- NewFiles().ServeHandOvers(theirs, idle)
+		done <- New().ServeHandOvers(theirs, idle)
 	}()
 	return c, done
 }

@@ -1,4 +1,4 @@
-package chronus
+package chronusfiles
 
 import (
 	"bytes"
@@ -10,13 +10,8 @@ import (
 	"github.com/opendsec/dsec"
 )
 
-// account is whom a command runs as.
-type account struct {
-	uid, gid uint32
-	groups   []uint32 // supplementary
-	name     string
-	home     string
-}
+// account is whom a file belongs to.
+type account struct{ uid, gid uint32 }
 
 // maxAccounts bounds what is read of /etc/passwd and /etc/group.
 const maxAccounts = 4 << 20
@@ -27,25 +22,17 @@ const maxAccounts = 4 << 20
 func lookupAccount(user, field string) (account, error) {
 	if user == "" {
 		// Root needs no file, so a sandbox without any still works.
-		return account{name: "root", home: "/root"}, nil
+		return account{}, nil
 	}
 	name, group, hasGroup := strings.Cut(user, ":")
 	if name == "" || hasGroup && group == "" {
 		return account{}, dsec.Invalid(field, "want name, uid, name:group or uid:gid, got %q", user)
 	}
 	a, err := lookupUser(name, field)
-	if err != nil {
-		return account{}, err
+	if err == nil && hasGroup {
+		a.gid, err = lookupGroup(group, field)
 	}
-	if hasGroup {
-		gid, err := lookupGroup(group, field)
-		if err != nil {
-			return account{}, err
-		}
-		a.gid = gid
-		a.groups = nil
-	}
-	return a, nil
+	return a, err
 }
 
 func lookupUser(name, field string) (account, error) {
@@ -53,7 +40,7 @@ func lookupUser(name, field string) (account, error) {
 	if err != nil {
 		return account{}, err
 	}
-	a := account{uid: uid, home: "/", name: name}
+	a := account{uid: uid}
 	found := false
 	err = eachLine("/etc/passwd", field, func(f [][]byte) bool {
 		if len(f) < 7 || !(string(f[0]) == name || numeric && string(f[2]) == strconv.FormatUint(uint64(uid), 10)) {
@@ -61,37 +48,14 @@ func lookupUser(name, field string) (account, error) {
 		}
 		u, ok1 := id32(f[2])
 		g, ok2 := id32(f[3])
-		if !ok1 || !ok2 {
-			return false
+		if found = ok1 && ok2; found {
+			a = account{u, g}
 		}
-		found = true
-		a.uid, a.gid, a.name = u, g, string(f[0])
-		if h := string(f[5]); strings.HasPrefix(h, "/") {
-			a.home = h
-		}
-		return true
+		return found
 	})
-	if err != nil {
-		return account{}, err
+	if err == nil && !found && !numeric {
+		err = &dsec.Error{Code: dsec.CodeNotFound, Field: field, Message: "no user " + strconv.Quote(name) + " in the sandbox's /etc/passwd"}
 	}
-	if !found {
-		if !numeric {
-			return account{}, &dsec.Error{Code: dsec.CodeNotFound, Field: field, Message: "no user " + strconv.Quote(name) + " in the sandbox's /etc/passwd"}
-		}
-		return a, nil
-	}
-	err = eachLine("/etc/group", field, func(f [][]byte) bool {
-		if len(f) < 4 || len(a.groups) >= 1024 {
-			return false
-		}
-		for member := range bytes.SplitSeq(f[3], []byte{','}) {
-			if g, ok := id32(f[2]); ok && string(member) == a.name {
-				a.groups = append(a.groups, g)
-				break
-			}
-		}
-		return false
-	})
 	return a, err
 }
 

@@ -1,4 +1,4 @@
-package chronus
+package chronusfiles
 
 import (
 	"context"

@@ -1,4 +1,4 @@
-package chronus
+package chronusfiles
 
 import (
 	"errors"
@@ -103,4 +103,14 @@ func checkRegular(fd int) error {
 		return unix.EISDIR
 	}
 	return errNotRegular
+}
+
+// fdOf is a file's descriptor, which stays in non-blocking mode (os.File.Fd
+// would change that).
+func fdOf(f *os.File) int {
+	fd := -1
+	if raw, err := f.SyscallConn(); err == nil {
+		_ = raw.Control(func(n uintptr) { fd = int(n) })
+	}
+	return fd
 }

@@ -1,4 +1,4 @@
-package chronus
+package chronusfiles
 
 import (
 	"context"
@@ -19,20 +19,6 @@ const IdleTime = 10 * time.Second
 
 // maxFirst is what a hand-over may bring of what was read of its connection.
 const maxFirst = 64 << 10
-
-// Files implements chronusapi.FileHandler with the files that this process
-// sees.
-type Files struct {
-	asRoot bool // may give files away
-}
-
-// NewFiles sets the process's umask to 0: modes are those of the requests.
-func NewFiles() *Files {
-	unix.Umask(0)
-	return &Files{asRoot: os.Geteuid() == 0}
-}
-
-var _ chronusapi.FileHandler = (*Files)(nil)
 
 // ServeHandOvers serves the connections that come through control, a socket of
 // type SOCK_SEQPACKET. A message of it is one connection, as a descriptor

@@ -1,4 +1,4 @@
-package chronus
+package chronusfiles
 
 import (
 	"archive/tar"
@@ -260,7 +260,7 @@ func FuzzUpload(f *testing.F) {
 	f.Add(tarOf(f, entry{name: "l", link: "..", typ: tar.TypeSymlink}, entry{name: "l/escaped", typ: tar.TypeReg, text: "x"}))
 	f.Add(tarOf(f, entry{name: "a/b/c", typ: tar.TypeReg, text: "x"}, entry{name: "a", typ: tar.TypeDir}, entry{name: "h", link: "a/b/c", typ: tar.TypeLink}))
 	f.Add(tarOf(f, entry{name: "f", typ: tar.TypeFifo}, entry{name: "\xff", typ: tar.TypeReg}))
-	files := NewFiles()
+	files := New()
 	f.Fuzz(func(t *testing.T, data []byte) {
 		parent := t.TempDir()
 		if err := os.WriteFile(filepath.Join(parent, "outside"), []byte("outside"), 0o600); err != nil {
