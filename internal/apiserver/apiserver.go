@@ -15,6 +15,7 @@ import (
 	"connectrpc.com/connect"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/opendsec/dsec/internal/daemon"
 	"github.com/opendsec/dsec/internal/iam"
 	"github.com/opendsec/dsec/internal/store"
 	"github.com/opendsec/dsec/internal/watcher"
@@ -78,5 +79,5 @@ func (s *Server) Handler() http.Handler {
 	mux.Handle(dsecv1connect.NewFileServiceHandler(fileService{s}, opts...))
 	mux.Handle(dsecv1connect.NewLayerServiceHandler(layerService{s}, opts...))
 	mux.Handle(dsecv1connect.NewAdminServiceHandler(adminService{s}, opts...))
-	return typedErrors(bodyDeadlines(mux))
+	return typedErrors(daemon.HoldAnswers(bodyDeadlines(mux)))
 }

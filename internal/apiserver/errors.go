@@ -2,7 +2,6 @@ package apiserver
 
 import (
 	"bytes"
-	"context"
 	"encoding/base64"
 	"encoding/json"
 	"net/http"
@@ -23,9 +22,6 @@ import (
 func typedErrors(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		t := &typedWriter{ResponseWriter: w}
-		if strings.HasPrefix(r.Header.Get("Content-Type"), "application/connect+") {
-			r = r.WithContext(context.WithValue(r.Context(), answerKey{}, t))
-		}
 		next.ServeHTTP(t, r)
 		t.finish()
 	})
@@ -37,31 +33,6 @@ type typedWriter struct {
 	wrote  bool
 	status int // of an error answer that is held back, or 0
 	body   bytes.Buffer
-
-	// What a stream writes goes out at each flush, unless it is held: then it
-	// goes out when there is no more to write for now.
-	held    bool
-	pending bool
-}
-
-type answerKey struct{}
-
-// answerOf is where the answer of the call is written to, if it is a stream.
-func answerOf(ctx context.Context) *typedWriter {
-	w, _ := ctx.Value(answerKey{}).(*typedWriter)
-	return w
-}
-
-// hold holds flushes back from now on, or no more. What is held back by then
-// goes out with the next flush, and the end of the answer is one, or by release.
-func (w *typedWriter) hold(on bool) { w.held = on }
-
-// release sends what is held back.
-func (w *typedWriter) release() {
-	if w.pending {
-		w.pending = false
-		_ = http.NewResponseController(w.ResponseWriter).Flush()
-	}
 }
 
 func (w *typedWriter) WriteHeader(status int) {
@@ -97,9 +68,7 @@ func (w *typedWriter) Flush() {
 		if !w.wrote {
 			w.WriteHeader(http.StatusOK)
 		}
-		if w.pending = true; !w.held {
-			w.release()
-		}
+		_ = http.NewResponseController(w.ResponseWriter).Flush()
 	}
 }
 

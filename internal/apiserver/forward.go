@@ -9,6 +9,7 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/apierr"
+	"github.com/opendsec/dsec/internal/daemon"
 	"github.com/opendsec/dsec/internal/h1"
 	"github.com/opendsec/dsec/internal/watcher"
 	"github.com/opendsec/dsec/proto/dsec/v1/dsecv1connect"
@@ -90,10 +91,10 @@ func relay[C, Req, Res any](
 ) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel() // where the reader is gone, so is the edge's call
-	if w := answerOf(ctx); w != nil {
-		w.hold(true)
-		defer w.hold(false)
-		ctx = h1.BeforeWait(ctx, w.release)
+	if out := daemon.AnswerOf(ctx); out != nil {
+		out.Hold(true)
+		defer out.Hold(false)
+		ctx = h1.BeforeWait(ctx, out.Release)
 	}
 	req := request(ctx, msg)
 	in, err := call(client, ctx, req)

@@ -8,6 +8,7 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/daemon"
 	"github.com/opendsec/dsec/internal/watcher"
 	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
 	"github.com/opendsec/dsec/proto/dsec/v1/dsecv1connect"
@@ -56,8 +57,6 @@ func (s sessionService) RunCommands(ctx context.Context, in *connect.BidiStream[
 		if err := relay(ctx, edge.Session, dsecv1connect.SessionServiceClient.RunCommand, msg, in.Send); err != nil {
 			return err
 		}
-		if w := answerOf(ctx); w != nil {
-			w.release()
-		}
+		daemon.AnswerOf(ctx).Release()
 	}
 }

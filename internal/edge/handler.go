@@ -7,6 +7,7 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/opendsec/dsec/internal/apierr"
+	"github.com/opendsec/dsec/internal/daemon"
 	"github.com/opendsec/dsec/proto/dsec/v1/dsecv1connect"
 )
 
@@ -32,7 +33,7 @@ func (e *Edge) Handler() http.Handler {
 	mux.Handle(dsecv1connect.NewSessionServiceHandler(sessionService{e}, opts...))
 	mux.Handle(dsecv1connect.NewFileServiceHandler(fileService{e}, opts...))
 	mux.HandleFunc("GET /healthz", e.health)
-	return mux
+	return daemon.HoldAnswers(mux)
 }
 
 func (e *Edge) health(w http.ResponseWriter, _ *http.Request) {

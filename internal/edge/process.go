@@ -110,15 +110,15 @@ func (p processService) Start(ctx context.Context, req *connect.Request[dsecv1.S
 		return c.fail(err)
 	}
 	defer ev.Close()
-	err = p.stream(ev, stream)
+	err = p.stream(ctx, ev, stream)
 	if err != nil && !m.Detach && !c.keeps() {
 		ev.kill()
 	}
 	return c.failStarted(ev.process, err)
 }
 
-func (p processService) stream(ev *events, stream *connect.ServerStream[dsecv1.ProcessEvent]) error {
-	out := newSender(stream.Send)
+func (p processService) stream(ctx context.Context, ev *events, stream *connect.ServerStream[dsecv1.ProcessEvent]) error {
+	out := newSender(ctx, stream.Send)
 	defer out.close()
 	return ev.forward(out)
 }
@@ -130,7 +130,7 @@ func (p processService) Attach(ctx context.Context, req *connect.Request[dsecv1.
 		return err
 	}
 	defer c.end()
-	out := newSender(stream.Send)
+	out := newSender(ctx, stream.Send)
 	defer out.close()
 	// A silent process has no first event for long: the client is to know
 	// that it is attached.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"time"
 
 	"connectrpc.com/connect"
 
@@ -56,7 +57,7 @@ func sessionCommand(m *dsecv1.RunCommandRequest) (chronusapi.SessionCommand, err
 // command runs on, as it does where this edge is restarted.
 func (x sessionService) RunCommand(ctx context.Context, req *connect.Request[dsecv1.RunCommandRequest], stream *connect.ServerStream[dsecv1.ProcessEvent]) error {
 	return x.e.with(ctx, req.Header(), req.Msg.SandboxId, func(c *call) error {
-		out := newSender(stream.Send)
+		out := newSender(ctx, stream.Send)
 		defer out.close()
 		return c.runCommand(req.Msg, out)
 	})
@@ -77,7 +78,20 @@ func (c *call) runCommand(m *dsecv1.RunCommandRequest, out *sender) error {
 	}
 	defer func() { _ = stream.Close() }()
 	var process uint64
-	for {
+	for last := chronusapi.EventKind(0); ; {
+		switch last {
+		case chronusapi.EventStarted:
+			// Most commands of a session end at once: their start is worth
+			// an answer of its own only where they do not.
+			if !stream.Wait(shortCommand) {
+				out.flush()
+			}
+		case chronusapi.EventExited: // goes out with the end, which follows it
+		default:
+			if !stream.Wait(0) {
+				out.flush()
+			}
+		}
 		e, err := stream.Next()
 		if err == io.EOF { //nolint:errorlint // wrapped it would be a broken stream
 			return nil
@@ -89,11 +103,15 @@ func (c *call) runCommand(m *dsecv1.RunCommandRequest, out *sender) error {
 		if err := out.put(&e); err != nil {
 			return err
 		}
-		if e.Kind == chronusapi.EventExited {
+		if last = e.Kind; last == chronusapi.EventExited {
 			c.e.metrics.command(e.Outcome)
 		}
 	}
 }
+
+// shortCommand is how long the start of a session's command waits for what
+// follows it.
+const shortCommand = time.Millisecond
 
 // RunCommands runs many commands over one stream, in order.
 func (x sessionService) RunCommands(ctx context.Context, stream *connect.BidiStream[dsecv1.RunCommandRequest, dsecv1.ProcessEvent]) error {
@@ -102,7 +120,7 @@ func (x sessionService) RunCommands(ctx context.Context, stream *connect.BidiStr
 		return endOfInput(err)
 	}
 	return x.e.with(ctx, stream.RequestHeader(), first.SandboxId, func(c *call) error {
-		out := newSender(stream.Send)
+		out := newSender(ctx, stream.Send)
 		defer out.close()
 		for m := first; ; {
 			if m.SandboxId != "" && m.SandboxId != string(c.s.id) {
@@ -111,6 +129,7 @@ func (x sessionService) RunCommands(ctx context.Context, stream *connect.BidiStr
 			if err := c.runCommand(m, out); err != nil {
 				return err
 			}
+			out.flush()
 			if m, err = stream.Receive(); err != nil {
 				return endOfInput(err)
 			}

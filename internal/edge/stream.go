@@ -10,6 +10,7 @@ import (
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/backend"
 	"github.com/opendsec/dsec/internal/chronusapi"
+	"github.com/opendsec/dsec/internal/daemon"
 	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
 )
 
@@ -163,7 +164,8 @@ const keepalive = 15 * time.Second
 // sender sends process events to a client. Its messages are used again and
 // again, which is safe because a message is encoded before Send returns.
 type sender struct {
-	send func(*dsecv1.ProcessEvent) error
+	send   func(*dsecv1.ProcessEvent) error
+	answer *daemon.Answer // what is put goes out when the sender is flushed
 
 	mu     sync.Mutex
 	timer  *time.Timer
@@ -173,8 +175,9 @@ type sender struct {
 	output dsecv1.ProcessEvent_Output
 }
 
-func newSender(send func(*dsecv1.ProcessEvent) error) *sender {
-	s := &sender{send: send}
+func newSender(ctx context.Context, send func(*dsecv1.ProcessEvent) error) *sender {
+	s := &sender{send: send, answer: daemon.AnswerOf(ctx)}
+	s.answer.Hold(true)
 	s.output.Output = new(dsecv1.Output)
 	s.timer = time.AfterFunc(keepalive, s.alive)
 	return s
@@ -189,7 +192,15 @@ func (s *sender) alive() {
 	s.event.Event = &dsecv1.ProcessEvent_Keepalive{Keepalive: &dsecv1.Keepalive{}}
 	// An error means that the client is gone, which ctx tells the reader.
 	_ = s.send(&s.event)
+	s.answer.Release()
 	s.timer.Reset(keepalive)
+}
+
+// flush sends what was put.
+func (s *sender) flush() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.answer.Release()
 }
 
 // close waits for a keepalive under way; none comes after it.
@@ -197,10 +208,11 @@ func (s *sender) close() {
 	s.timer.Stop()
 	s.mu.Lock()
 	s.closed = true
+	s.answer.Hold(false)
 	s.mu.Unlock()
 }
 
-// put sends one event.
+// put sends one event, when the sender is flushed.
 func (s *sender) put(e *chronusapi.Event) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -222,10 +234,14 @@ func (s *sender) put(e *chronusapi.Event) error {
 	return s.send(&s.event)
 }
 
-// forward sends all events of a stream to a client.
+// forward sends all events of a stream to a client: those that are there
+// together at once, and the exit with the end of the stream, which follows it.
 func (ev *events) forward(out *sender) error {
 	exited := false
 	for {
+		if !exited && !ev.stream.Wait(0) {
+			out.flush()
+		}
 		e, err := ev.Next()
 		if err == io.EOF { //nolint:errorlint // wrapped it would be a broken stream
 			return nil
