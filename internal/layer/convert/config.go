@@ -103,7 +103,7 @@ func validateUser(user string) error {
 		return dsec.Invalid(field, "%s, want user, or user:group", quote(user))
 	}
 	for _, part := range []string{name, group} {
-		digits := part != "" && strings.Trim(part, "0123456789") == ""
+		digits := part != "" && strings.Trim(strings.TrimPrefix(part, "-"), "0123456789") == "" // as chronus tells
 		if n, err := strconv.ParseUint(part, 10, 32); digits && (err != nil || n == 1<<32-1) {
 			return dsec.Invalid(field, "%s, want numbers from 0 to %d", quote(user), int64(1<<32-2))
 		}

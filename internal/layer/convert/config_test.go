@@ -54,6 +54,8 @@ func TestConfig(t *testing.T) {
 		{name: "largest user", in: v1.Config{User: "4294967294"}, want: Config{User: "4294967294"}},
 		{name: "user of minus one", in: v1.Config{User: "4294967295"}, field: "config.User"},
 		{name: "user beyond", in: v1.Config{User: "99999999999999999999"}, field: "config.User"},
+		{name: "negative user", in: v1.Config{User: "-1"}, field: "config.User"},
+		{name: "negative group", in: v1.Config{User: "0:-5"}, field: "config.User"},
 		{name: "two colons", in: v1.Config{User: "a:b:c"}, field: "config.User"},
 		{name: "no user", in: v1.Config{User: ":0"}, field: "config.User"},
 		{name: "no group", in: v1.Config{User: "a:"}, field: "config.User"},
