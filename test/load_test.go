@@ -203,7 +203,7 @@ func TestKilledTwentyTimes(t *testing.T) {
 		check(t, err)
 		for n := range each {
 			k := &counter{sandbox: string(sb.ID()), file: fmt.Sprint("/tmp/", n), code: 10 + n}
-			p, err := sb.Shell(fmt.Sprintf("echo start >> %s.starts; i=0; until [ -e /tmp/go ]; do i=$((i+1)); echo $i > %s.new; cat %s.new > %s; sleep 0.05; done; echo $i; exit %d", k.file, k.file, k.file, k.file, k.code)).Detach(t.Context())
+			p, err := sb.Shell(fmt.Sprintf("echo start >> %s.starts; i=0; until [ -e /tmp/go ]; do i=$((i+1)); echo $i > %s; sleep 0.3; done; echo $i; exit %d", k.file, k.file, k.code)).Detach(t.Context())
 			check(t, err)
 			k.process = p.ID
 			all = append(all, k)
