@@ -36,8 +36,12 @@ const (
 	mountName = "btrfs"
 )
 
-// minImage is the least size at which btrfs works well.
-const minImage = 256 << 20
+const (
+	// minImage is the least size at which btrfs works well.
+	minImage = 256 << 20
+	// maxDefaultImage is the most that is allocated on a disk without being told.
+	maxDefaultImage = 32 << 30
+)
 
 func openBtrfs(s *Store) (driver, error) {
 	if err := needKernel("btrfs", 6, 7); err != nil {
@@ -113,7 +117,7 @@ func (b *btrfs) makeImage(image string) error {
 		if err := unix.Statfs(b.s.opts.Dir, &st); err != nil {
 			return err
 		}
-		size = int64(st.Bavail) * st.Bsize / 2
+		size = min(int64(st.Bavail)*st.Bsize/2, maxDefaultImage)
 	}
 	if size &^= 1<<20 - 1; size < minImage {
 		return unsupported("an image of %d MiB is too small, want at least %d", size>>20, minImage>>20)

@@ -46,7 +46,7 @@ type Options struct {
 	// the first of project, btrfs and ext4 that works.
 	Driver string
 	// ImageBytes is the size of the image that the btrfs driver makes, allocated
-	// at once; 0 is half of what is free. An image that is there keeps its size.
+	// at once; 0 is half of what is free, at most 32 GiB. An image that is there keeps its size.
 	ImageBytes int64
 	Log        *slog.Logger
 }
