@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -297,11 +298,20 @@ func newProgram() (*program, error) {
 	return p, err
 }
 
-// typed makes err one that a user may see.
+// typed makes err one that a user may see. Where the message of an error holds
+// the text of its cause, which has the kernel's words and the host's paths, the
+// user gets the code and the field alone; the rest is for the log.
 func typed(err error) error {
-	var e *dsec.Error
-	if errors.As(err, &e) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+	const message = "the container could not be made"
+	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		return err
 	}
-	return &dsec.Error{Code: dsec.CodeInternal, Message: "the container could not be made", Err: err}
+	var e *dsec.Error
+	switch {
+	case !errors.As(err, &e):
+		return &dsec.Error{Code: dsec.CodeInternal, Message: message, Err: err}
+	case e.Code == dsec.CodeInternal || e.Err != nil && strings.Contains(e.Message, e.Err.Error()):
+		return &dsec.Error{Code: e.Code, Field: e.Field, Message: message, Err: err}
+	}
+	return err
 }

@@ -26,6 +26,9 @@ func (b *Backend) Probe(ctx context.Context) (backend.Info, error) {
 		"userns", "seccomp", "idmapped-layers", "network:loopback",
 		"cgroup:" + b.tree.Layout().String(), "disk-quota:" + b.disk.Driver(),
 	}
+	if b.disk.CountsInodes() {
+		info.Features = append(info.Features, "inode-quota")
+	}
 	if b.devices != nil {
 		info.Features = append(info.Features, "device-program")
 	}
