@@ -14,6 +14,8 @@ import (
 type DriverStatus struct {
 	Name string
 	Err  error // why not
+	// Note is what it does not bound.
+	Note string
 }
 
 // Probe tells which drivers a Store below dir could use, in the order in which
@@ -21,9 +23,12 @@ type DriverStatus struct {
 // the answer for btrfs and ext4 is about what they need.
 func Probe(dir string) []DriverStatus {
 	return []DriverStatus{
-		{"project", probeProject(dir)},
-		{"btrfs", errors.Join(needKernel("btrfs", 6, 7), needProgram("mkfs.btrfs"), needLoop())},
-		{"ext4", errors.Join(needKernel("ext4", 0, 0), needProgram("mkfs.ext4"), needLoop())},
+		{Name: "project", Err: probeProject(dir)},
+		{
+			Name: "btrfs", Err: errors.Join(needKernel("btrfs", 6, 7), needProgram("mkfs.btrfs"), needLoop()),
+			Note: "files are bounded by bytes alone",
+		},
+		{Name: "ext4", Err: errors.Join(needKernel("ext4", 0, 0), needProgram("mkfs.ext4"), needLoop())},
 	}
 }
 

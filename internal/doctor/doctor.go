@@ -257,8 +257,11 @@ func disks(_ context.Context, o Options) (string, error) {
 	for _, d := range disk.Probe(above(o.Dir)) {
 		if d.Err != nil {
 			notes = append(notes, d.Name+": "+strings.ReplaceAll(d.Err.Error(), "\n", ", "))
-		} else {
-			usable = append(usable, d.Name)
+			continue
+		}
+		usable = append(usable, d.Name)
+		if d.Note != "" {
+			notes = append(notes, d.Name+": "+d.Note)
 		}
 	}
 	detail := strings.Join(append([]string{strings.Join(usable, ", ")}, notes...), "; ")
