@@ -9,11 +9,11 @@ package h1
 import (
 	"bufio"
 	"context"
+	"encoding/binary"
 	"errors"
 	"io"
 	"net"
 	"net/http"
-	"net/http/httputil"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -43,8 +43,9 @@ type Transport struct {
 	// Other makes the calls that Transport does not: those with a body that is
 	// longer than MaxBody or of unknown length, unless they are Duplex.
 	Other http.RoundTripper
-	// Duplex has calls with a body of unknown length send it while their answer
-	// is read. The server must answer so, too.
+	// Duplex has calls with a body of unknown length, which must be that of a
+	// Connect stream, send it while their answer is read. The server must
+	// answer so, too.
 	Duplex bool
 
 	mu   sync.Mutex
@@ -320,35 +321,46 @@ func (k *call) send(length int64) error {
 // framing are the fields that send writes by itself.
 var framing = map[string]bool{"Host": true, "Content-Length": true, "Transfer-Encoding": true, "Trailer": true, "Connection": true}
 
-// stream sends the head of a request and then its body as it comes. Where the
-// body fails the server sees a request that broke off. It ends with the body,
-// which the end of the call closes.
+// stream sends the head of a request and then its body, one chunk and one write
+// for each message, as they come. Where the body fails the server sees a
+// request that broke off. It ends with the body, which the end of the call
+// closes.
 func (k *call) stream() {
 	defer closeBody(k.req)
-	w := k.c.w
-	if w.Flush() != nil {
-		return
-	}
-	chunks := httputil.NewChunkedWriter(w)
-	buf := make([]byte, bufferSize)
 	for {
-		n, err := k.req.Body.Read(buf)
-		if n > 0 {
-			if _, werr := chunks.Write(buf[:n]); werr != nil {
-				return
-			}
+		if k.c.w.Flush() != nil {
+			return
 		}
-		if errors.Is(err, io.EOF) {
-			_ = chunks.Close()
-			_, _ = w.WriteString("\r\n")
+		err := k.message()
+		if err == io.EOF { //nolint:errorlint // wrapped it would be half a message
+			_, _ = k.c.w.WriteString("0\r\n\r\n")
+			_ = k.c.w.Flush()
+			return
 		} else if err != nil {
 			_ = k.c.nc.Close()
 			return
 		}
-		if w.Flush() != nil || err != nil {
-			return
-		}
 	}
+}
+
+// message copies one message of a Connect stream: a byte of flags, four of
+// length, and the rest, which the library hands over in pieces.
+func (k *call) message() error {
+	var prefix [5]byte
+	if _, err := io.ReadFull(k.req.Body, prefix[:]); err != nil {
+		return err
+	}
+	w, n := k.c.w, int64(binary.BigEndian.Uint32(prefix[1:]))
+	_, _ = w.WriteString(strconv.FormatInt(n+int64(len(prefix)), 16) + "\r\n")
+	_, _ = w.Write(prefix[:])
+	switch _, err := io.CopyN(w, k.req.Body, n); {
+	case errors.Is(err, io.EOF):
+		return io.ErrUnexpectedEOF
+	case err != nil:
+		return err
+	}
+	_, err := w.WriteString("\r\n")
+	return err
 }
 
 // receive reads the head of the answer. Its body is read by whoever has it.

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"io"
 	"net"
@@ -244,19 +245,24 @@ func FuzzAnswer(f *testing.F) {
 	})
 }
 
+// message is one message of a Connect stream.
+func message(text string) []byte {
+	return append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(text))), text...)
+}
+
 func TestBothSidesSendAtOnce(t *testing.T) {
 	tr, url, _ := server(t, func(w http.ResponseWriter, r *http.Request) {
 		c := http.NewResponseController(w)
 		if err := c.EnableFullDuplex(); err != nil {
 			t.Error(err)
 		}
-		in := bufio.NewReader(r.Body)
+		buf := make([]byte, 100)
 		for {
-			line, err := in.ReadString('\n')
+			n, err := io.ReadFull(r.Body, buf[:6])
 			if err != nil {
 				return
 			}
-			_, _ = io.WriteString(w, "got "+line)
+			_, _ = w.Write(buf[5:n])
 			_ = c.Flush()
 		}
 	})
@@ -265,23 +271,53 @@ func TestBothSidesSendAtOnce(t *testing.T) {
 		t.Errorf("a transport that is not for both ways at once: %v", err)
 	}
 	tr.Duplex = true
-	go func() { _, _ = io.WriteString(w, "0\n") }()
+	send := func(m []byte) {
+		for _, piece := range [][]byte{m[:5], m[5:]} {
+			if _, err := w.Write(piece); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	go send(message("0"))
 	res, err := post(t.Context(), t, tr, url, r)
 	if err != nil {
 		t.Fatal(err)
 	}
-	out := bufio.NewReader(res.Body)
 	for i := range 5 {
-		if line, err := out.ReadString('\n'); line != "got "+strconv.Itoa(i)+"\n" || err != nil {
-			t.Fatalf("%q, %v", line, err)
+		buf := make([]byte, 1)
+		if _, err := io.ReadFull(res.Body, buf); string(buf) != strconv.Itoa(i) || err != nil {
+			t.Fatalf("%q, %v", buf, err)
 		}
-		if _, err := io.WriteString(w, strconv.Itoa(i+1)+"\n"); err != nil {
-			t.Fatal(err)
-		}
+		send(message(strconv.Itoa(i + 1)))
 	}
 	_ = w.Close()
-	if rest, err := io.ReadAll(out); string(rest) != "got 5\n" || err != nil {
+	if rest, err := io.ReadAll(res.Body); string(rest) != "5" || err != nil {
 		t.Errorf("%q, %v", rest, err)
+	}
+}
+
+// A stream that breaks off in the middle must not look complete.
+func TestHalfAMessageBreaksTheRequestOff(t *testing.T) {
+	ended := make(chan error, 1)
+	tr, url, _ := server(t, func(w http.ResponseWriter, r *http.Request) {
+		_ = http.NewResponseController(w).EnableFullDuplex()
+		_ = http.NewResponseController(w).Flush()
+		_, err := io.ReadAll(r.Body)
+		ended <- err
+	})
+	tr.Duplex = true
+	for _, part := range []int{1, 5, 7} {
+		r, w := io.Pipe()
+		res, err := post(t.Context(), t, tr, url, r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _ = w.Write(message("message")[:part])
+		_ = w.Close()
+		if err := <-ended; err == nil {
+			t.Errorf("%d bytes look whole", part)
+		}
+		_ = res.Body.Close()
 	}
 }
 
@@ -296,7 +332,7 @@ func TestWhoeverStillSendsIsToldThatTheCallHasEnded(t *testing.T) {
 	sent := make(chan error, 1)
 	go func() {
 		for {
-			if _, err := io.WriteString(w, "x"); err != nil {
+			if _, err := w.Write(message("x")); err != nil {
 				sent <- err
 				return
 			}
