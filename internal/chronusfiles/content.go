@@ -67,7 +67,7 @@ func copyFile(ctx context.Context, w io.Writer, f *os.File, limit int64, name st
 }
 
 // Write implements chronusapi.FileHandler.
-func (*Files) Write(ctx context.Context, req chronusapi.WriteRequest, r io.Reader) (int64, error) {
+func (*Files) Write(_ context.Context, req chronusapi.WriteRequest, r io.Reader) (int64, error) {
 	if err := req.Validate(); err != nil {
 		return 0, err
 	}

@@ -43,7 +43,8 @@ func lookupUser(name, field string) (account, error) {
 	a := account{uid: uid}
 	found := false
 	err = eachLine("/etc/passwd", field, func(f [][]byte) bool {
-		if len(f) < 7 || !(string(f[0]) == name || numeric && string(f[2]) == strconv.FormatUint(uint64(uid), 10)) {
+		same := len(f) >= 7 && (string(f[0]) == name || numeric && string(f[2]) == strconv.FormatUint(uint64(uid), 10))
+		if !same {
 			return false
 		}
 		u, ok1 := id32(f[2])

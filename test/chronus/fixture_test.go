@@ -165,7 +165,7 @@ func drainEvents(s *chronusapi.Events) (r result, err error) {
 	for {
 		ev, err := s.Next()
 		if err != nil {
-			if err == io.EOF && started && exited {
+			if errors.Is(err, io.EOF) && started && exited {
 				err = nil
 			}
 			r.next = seq
@@ -248,7 +248,7 @@ func (f *fixture) children(t testing.TB) []string {
 		if err != nil && !errors.Is(err, unix.ESRCH) && !errors.Is(err, os.ErrNotExist) {
 			t.Fatal(err)
 		}
-		for _, pid := range bytes.Fields(text) {
+		for pid := range bytes.FieldsSeq(text) {
 			all = append(all, string(pid))
 		}
 	}

@@ -98,7 +98,7 @@ func (f *fixture) talk(t testing.TB, n int, parts ...string) string {
 
 // ended reports whether err is how the other side ends a connection.
 func ended(err error) bool {
-	return err == io.EOF || errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET)
+	return errors.Is(err, io.EOF) || errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET)
 }
 
 func TestMalformedMessagesEndTheirConnectionOnly(t *testing.T) {

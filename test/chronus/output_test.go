@@ -3,6 +3,7 @@ package chronus_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"io"
 	"os"
 	"path/filepath"
@@ -83,7 +84,7 @@ func TestStdinInChunksWithBackPressure(t *testing.T) {
 			t.Fatal(err)
 		}
 		r, err := drainEvents(s)
-		if err != io.EOF || !r.outcome.OK() { // started was read above
+		if !errors.Is(err, io.EOF) || !r.outcome.OK() { // started was read above
 			t.Fatal(r, err)
 		}
 		want := f.run(t, shell("head -c 52428800 /dev/zero | sha256sum"))
@@ -173,7 +174,7 @@ func TestDetachedOutputOverwritesAndMarksTheGap(t *testing.T) {
 		if err != nil || ev.Kind != chronusapi.EventStarted {
 			t.Fatal(ev, err)
 		}
-		if _, err := s.Next(); err != io.EOF {
+		if _, err := s.Next(); !errors.Is(err, io.EOF) {
 			t.Fatalf("a detached start goes on: %v", err)
 		}
 		eventually(t, "all is written", func() bool {
