@@ -190,6 +190,7 @@ func (c *converter) lintGit(git *inode, at string) {
 	if others > 0 {
 		c.findings.add(at, fmt.Sprintf("git: %d references besides the branch that is checked out", others))
 	}
+	c.lintCommits(git, at, head)
 }
 
 func countRefs(dir *inode, at, head string) (n int) {
