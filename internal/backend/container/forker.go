@@ -26,9 +26,10 @@ func newForker(s *shells) *forker { return &forker{s: s} }
 
 // serve starts containers until the socket closes.
 func (f *forker) serve() error {
+	buffer := newPacketBuffer()
 	for {
 		var req request
-		fds, err := f.s.conn.recv(&req)
+		fds, err := f.s.conn.recv(buffer, &req)
 		if err != nil {
 			return err
 		}

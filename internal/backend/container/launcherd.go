@@ -45,7 +45,7 @@ func runLauncher(fd int) error {
 		return err
 	}
 	var req request
-	fds, err := conn.recv(&req)
+	fds, err := conn.recv(newPacketBuffer(), &req)
 	if err != nil {
 		return err
 	}

@@ -132,6 +132,13 @@ func (p *packetConn) recv(v any) ([]int, error) {
 // packetSocket is the launcher's end: each of its threads waits in the kernel.
 type packetSocket struct{ fd int }
 
+// packetBuffer is what a thread receives into.
+type packetBuffer struct{ data, oob []byte }
+
+func newPacketBuffer() *packetBuffer {
+	return &packetBuffer{make([]byte, maxMessage), make([]byte, unix.CmsgSpace(maxRights*4))}
+}
+
 func newPacketSocket(fd int) (*packetSocket, error) {
 	unix.CloseOnExec(fd)
 	return &packetSocket{fd}, unix.SetNonblock(fd, false)
@@ -151,10 +158,9 @@ func (p *packetSocket) send(v any, fds ...int) error {
 
 // recv reads one message. The descriptors are the caller's. Its error is io.EOF
 // at the end.
-func (p *packetSocket) recv(v any) ([]int, error) {
-	buf, oob := make([]byte, maxMessage), make([]byte, unix.CmsgSpace(maxRights*4))
+func (p *packetSocket) recv(b *packetBuffer, v any) ([]int, error) {
 	for {
-		n, oobn, flags, _, err := unix.Recvmsg(p.fd, buf, oob, unix.MSG_CMSG_CLOEXEC)
+		n, oobn, flags, _, err := unix.Recvmsg(p.fd, b.data, b.oob, unix.MSG_CMSG_CLOEXEC)
 		switch {
 		case err == unix.EINTR:
 		case err != nil:
@@ -162,7 +168,7 @@ func (p *packetSocket) recv(v any) ([]int, error) {
 		case n == 0:
 			return nil, io.EOF
 		default:
-			return decode(buf[:n], oob[:oobn], flags, v)
+			return decode(b.data[:n], b.oob[:oobn], flags, v)
 		}
 	}
 }
