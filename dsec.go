@@ -21,11 +21,16 @@ const (
 	KindFake      Kind = "fake"
 )
 
+// MaxLayers is the most layers of one sandbox: each costs descriptors and a
+// lookup at every open. The kernel would take 500.
+const MaxLayers = 32
+
 // Spec is what a caller asks for. It is fixed at create time; deadlines are
 // the only part of a sandbox that may change later.
 type Spec struct {
 	Kind Kind `json:"backend"`
-	// Layers are names (name:tag) or digests (sha256:...), lowest first.
+	// Layers are names (name:tag) or digests (sha256:...), lowest first; at
+	// most MaxLayers.
 	Layers []string `json:"layers"`
 	Limits Limits   `json:"limits"`
 	// Env, User and Workdir are the defaults of every exec.

@@ -22,7 +22,6 @@ import (
 const (
 	maxRequestID = 128 // characters
 	maxBatch     = 1000
-	maxLayers    = 32
 )
 
 // Create makes one sandbox.
@@ -82,8 +81,8 @@ func (s *Server) resolve(ctx context.Context, path string, req *dsecv1.CreateReq
 	if err := checkRequestID(path+"request_id", req.RequestId); err != nil {
 		return nil, err
 	}
-	if len(req.Layers) > maxLayers {
-		return nil, dsec.Invalid(path+"layers", "want at most %d", maxLayers)
+	if len(req.Layers) > dsec.MaxLayers {
+		return nil, dsec.Invalid(path+"layers", "want at most %d", dsec.MaxLayers)
 	}
 	project := principal(ctx).Project
 	digest, err := bodyDigest(project, req)

@@ -22,11 +22,10 @@ import (
 
 // Bounds of a create request.
 const (
-	maxLayers    = 64
 	maxEnvBytes  = 256 << 10
 	maxLabels    = 64
-	maxLabel     = 256
-	maxRequestID = 128
+	maxLabel     = 256 // characters
+	maxRequestID = 128 // characters
 	maxUser      = 256
 	maxPath      = 4096
 	maxDuration  = 10 * 365 * 24 * time.Hour
@@ -163,8 +162,8 @@ func environment(field string, env map[string]string) ([]string, error) {
 }
 
 func checkText(field, s string, most int) error {
-	if len(s) > most || !utf8.ValidString(s) || strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r == 0x7f }) {
-		return dsec.Invalid(field, "want at most %d bytes of text without control characters", most)
+	if utf8.RuneCountInString(s) > most || !utf8.ValidString(s) || strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r == 0x7f }) {
+		return dsec.Invalid(field, "want at most %d characters, and no control characters", most)
 	}
 	return nil
 }
@@ -219,8 +218,8 @@ func lifetime(field string, d *durationpb.Duration, def time.Duration) (time.Dur
 // say where the request does not: environment from all, user and workdir from
 // the topmost that has one.
 func (e *Edge) layerDefaults(spec *dsec.Spec) error {
-	if len(spec.Layers) > maxLayers {
-		return dsec.Invalid("layers", "want at most %d, got %d", maxLayers, len(spec.Layers))
+	if len(spec.Layers) > dsec.MaxLayers {
+		return dsec.Invalid("layers", "want at most %d, got %d", dsec.MaxLayers, len(spec.Layers))
 	}
 	if len(spec.Layers) == 0 && spec.Kind != dsec.KindFake {
 		return dsec.Invalid("layers", "want at least one layer")

@@ -261,3 +261,15 @@ func TestListPagesAndFilters(t *testing.T) {
 	_, err = n.ListSandboxes(t.Context(), connect.NewRequest(&dsecv1.ListRequest{PageToken: "../x"}))
 	wantError(t, err, dsec.CodeInvalid, "page_token")
 }
+
+// A request id is counted in characters, as its field says.
+func TestRequestIDsAreCountedInCharacters(t *testing.T) {
+	n := newNode(t, nil)
+	long := strings.Repeat("é", 128)
+	first := n.create(&dsecv1.CreateRequest{RequestId: long})
+	if again := n.create(&dsecv1.CreateRequest{RequestId: long}); again != first {
+		t.Errorf("the same request id made %s and %s", first, again)
+	}
+	_, err := n.tryCreate(&dsecv1.CreateRequest{RequestId: long + "é"})
+	wantError(t, err, dsec.CodeInvalid, "request_id")
+}

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"log/slog"
 	"testing"
+	"unicode/utf8"
 
 	"google.golang.org/protobuf/proto"
 
@@ -54,7 +55,7 @@ func FuzzCreateRequest(f *testing.F) {
 				t.Errorf("limit %s is %d", l.name, got)
 			}
 		}
-		if c.idle < 0 || c.lifetime < 0 || len(c.requestID) > maxRequestID {
+		if c.idle < 0 || c.lifetime < 0 || utf8.RuneCountInString(c.requestID) > maxRequestID {
 			t.Errorf("accepted %+v", c)
 		}
 	})

@@ -194,17 +194,32 @@ func (s *sandbox) slim() {
 	s.spec = &spec
 }
 
-// retire counts s as ended, and drops the records that are too old or too many.
+// retire counts s as ended.
 func (e *Edge) retire(s *sandbox) {
 	e.mu.Lock()
 	e.live--
 	e.ended = append(e.ended, s)
+	e.mu.Unlock()
+	e.dropOld()
+}
+
+// dropOld drops the records that are too old or too many, and comes back when
+// the next one is.
+func (e *Edge) dropOld() {
+	e.mu.Lock()
 	old := e.expired()
+	var next *sandbox
+	if len(e.ended) > 0 {
+		next = e.ended[0]
+	}
 	e.mu.Unlock()
 	for _, s := range old {
 		if err := e.journal.Delete(string(s.id)); err != nil {
 			e.log.Warn("old record is not deleted", "sandbox", s.id, "err", err)
 		}
+	}
+	if next != nil {
+		e.timers.schedule(next, next.endedAt+e.cfg.Retention+1)
 	}
 }
 

@@ -162,14 +162,18 @@ func TestEndedRecordsAreKeptForTheirTime(t *testing.T) {
 		if s, err := n.tryCreate(&dsecv1.CreateRequest{RequestId: "r"}); err != nil || s.Id != id {
 			t.Errorf("after 23h: %v, %v; want the ended one", s, err)
 		}
-		in(2 * time.Hour)
-		n.kill(n.create(&dsecv1.CreateRequest{}))
+		n.restart()
+		in(2 * time.Hour) // in which nothing else ends
+		_, err := n.GetSandbox(t.Context(), connect.NewRequest(&dsecv1.GetRequest{SandboxId: id}))
+		wantError(t, err, dsec.CodeNotFound, "sandbox_id")
 		s, err := n.tryCreate(&dsecv1.CreateRequest{RequestId: "r"})
 		if err != nil || s.Id == id {
 			t.Errorf("after 25h: %v, %v; want a new one", s, err)
 		}
-		_, err = n.GetSandbox(t.Context(), connect.NewRequest(&dsecv1.GetRequest{SandboxId: id}))
-		wantError(t, err, dsec.CodeNotFound, "sandbox_id")
+		in(23 * time.Hour)
+		if s := n.get(s.Id); s.State != "stopped" {
+			t.Errorf("the new one after 23h: %s", s.State)
+		}
 	})
 }
 

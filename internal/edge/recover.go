@@ -98,6 +98,7 @@ func (e *Edge) Recover(ctx context.Context) error {
 	for _, s := range lost {
 		e.finish(s)
 	}
+	e.dropOld()
 	e.ready.Store(true)
 	e.mu.RLock()
 	live := e.live

@@ -195,7 +195,11 @@ func (s *sandbox) notRunning() error {
 func (e *Edge) fire(s *sandbox, now time.Duration) (next time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.retry > 0 && !s.reaped {
+	if s.reaped {
+		e.run(e.dropOld) // its record is the oldest
+		return 0
+	}
+	if s.retry > 0 {
 		if now < s.retry {
 			return s.retry
 		}

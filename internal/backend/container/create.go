@@ -95,8 +95,8 @@ func (b *Backend) check(req backend.CreateRequest) error {
 	if _, err := dsec.ParseSandboxID(string(req.ID)); err != nil {
 		return err
 	}
-	if len(req.Layers) > maxLayers {
-		return dsec.Invalid("layers", "want at most %d layers, have %d", maxLayers, len(req.Layers))
+	if len(req.Layers) > dsec.MaxLayers {
+		return dsec.Invalid("layers", "want at most %d layers, have %d", dsec.MaxLayers, len(req.Layers))
 	}
 	for _, l := range []struct {
 		field string
@@ -115,8 +115,6 @@ func (b *Backend) check(req backend.CreateRequest) error {
 	return nil
 }
 
-// maxLayers keeps the descriptors of a create in bounds; overlayfs takes 500.
-const maxLayers = 128
 
 // claim makes a shell the sandbox of i. What needs no process is done first:
 // the launcher may still be at it.
