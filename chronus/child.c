@@ -76,6 +76,35 @@ static void set_files(const struct plan *p) {
 		fail(p, "set terminal");
 }
 
+// TOLD_FD is where the pipe to tell a failure through goes.
+#define TOLD_FD 3
+
+// close_files closes what the command does not get: on exec is too late, since
+// the path of a program or a directory may lead through /proc/self/fd, and ".."
+// of a directory of the host's, such as a cgroup, is the host's.
+static void close_files(struct plan *p) {
+	int keep[4] = {p->told}, n = 1, end = TOLD_FD;
+	if (p->session) {
+		keep[n++] = p->session->child_control;
+		keep[n++] = p->session->child_status;
+		keep[n++] = p->session->text;
+	}
+	// By way of higher numbers, since one of ours may be where another goes.
+	int high = p->session ? SESSION_BASH_FD + 3 : TOLD_FD + 1;
+	for (int i = 0; i < n; i++)
+		if ((keep[i] = fcntl(keep[i], F_DUPFD_CLOEXEC, high)) < 0)
+			fail(p, "dup");
+	if (dup3(keep[0], TOLD_FD, O_CLOEXEC) < 0)
+		fail(p, "dup");
+	p->told = TOLD_FD;
+	for (int i = 1; i < n; i++)
+		if ((end = dup3(keep[i], SESSION_BASH_FD + i - 1, 0)) < 0)
+			fail(p, "dup");
+	if ((n > 1 && syscall(SYS_close_range, TOLD_FD + 1, SESSION_BASH_FD - 1, 0) != 0) ||
+	    syscall(SYS_close_range, end + 1, ~0u, 0) != 0)
+		fail(p, "close");
+}
+
 static void set_limits(const struct plan *p) {
 	for (int i = 0; i < limits.rlimits; i++)
 		if (syscall(SYS_prlimit64, 0, limits.resource[i], &limits.rlimit[i], NULL) != 0)
@@ -95,15 +124,16 @@ static void set_user(const struct plan *p, const struct account *a) {
 
 static void set_cwd(const struct plan *p) {
 	const char *cwd = p->cmd->cwd.n ? p->cmd->cwd.s : "/";
-	// Through no link of /proc: those lead to chronus's own descriptors, among
-	// them cgroups of the host, which this process has until it execs.
+	// Through no link of /proc, which could lead out of the file tree.
 	struct open_how_ how = {.flags = O_PATH | O_DIRECTORY | O_CLOEXEC, .resolve = RESOLVE_NO_MAGICLINKS_};
 	int fd;
 	do
 		fd = sys_openat2(AT_FDCWD, cwd, &how);
 	while (fd < 0 && (errno == EINTR || errno == EAGAIN));
-	if (fd >= 0 && fchdir(fd) == 0)
+	if (fd >= 0 && fchdir(fd) == 0) {
+		close(fd);
 		return;
+	}
 	struct err e;
 	err_file(&e, errno, field(p, "command.cwd"), cwd);
 	tell(p, TOLD_ERROR, &e);
@@ -202,15 +232,6 @@ static void look_shell(struct search *s, const char *name, char **argv) {
 
 static void look_session(struct search *s) {
 	const struct plan *p = s->p;
-	const int from[] = {p->session->child_control, p->session->child_status, p->session->text};
-	int high[3];
-	// By way of higher numbers, since one of ours may be where another goes.
-	for (int i = 0; i < 3; i++)
-		if ((high[i] = fcntl(from[i], F_DUPFD_CLOEXEC, SESSION_BASH_FD + 3)) < 0)
-			fail(p, "dup");
-	for (int i = 0; i < 3; i++)
-		if (dup3(high[i], SESSION_BASH_FD + i, 0) < 0)
-			fail(p, "dup");
 	char *bash[] = {"bash", "--noprofile", "--norc", "-c", (char *)(uintptr_t)session_bash_loop, NULL};
 	look_shell(s, "bash", bash);
 	// There is no bash.
@@ -279,7 +300,7 @@ static void exec_error(const struct search *s, struct err *e) {
 	err_set(e, INVALID, where, "%s cannot be started: %s", at, text);
 }
 
-void child_run(const struct plan *p) {
+void child_run(struct plan *p) {
 	static struct account a;
 	struct err e;
 	join_groups(p);
@@ -289,12 +310,12 @@ void child_run(const struct plan *p) {
 		fail(p, "setsid");
 	umask(022); // that of chronus is 0
 	set_files(p);
+	close_files(p);
 	if (!account_find(p->cmd->user.n ? p->cmd->user.s : "", field(p, "command.user"), &a, &e))
 		tell(p, TOLD_ERROR, &e);
 	set_limits(p);
 	set_user(p, &a);
 	set_cwd(p);
-	syscall(SYS_close_range, 3, ~0u, CLOSE_RANGE_CLOEXEC_);
 	struct search s = {.p = p, .env = environment(p, &a)};
 	s.path = get_env(s.env, "PATH");
 	if (limits.filter.len && syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER_, 0, &limits.filter) != 0)

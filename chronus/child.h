@@ -38,6 +38,7 @@ extern bool as_root; // may switch users and apply limits
 // signal mask of this process, which none may end before it execs.
 int child_clone(int cgroup);
 
-_Noreturn void child_run(const struct plan *p);
+// child_run becomes what the plan says, or tells why not.
+_Noreturn void child_run(struct plan *p);
 
 #endif
