@@ -171,30 +171,6 @@ func gone(err error) error {
 	return &dsec.Error{Code: dsec.CodeOutcomeUnknown, Message: "the caller's stream broke off", Err: err}
 }
 
-// repeatable routes change nothing, or nothing more when called again, so a
-// call that got no answer counts as not done.
-var repeatable = map[string]bool{
-	dsecv1connect.EdgeServiceInfoProcedure:             true,
-	dsecv1connect.EdgeServiceFindRequestProcedure:      true,
-	dsecv1connect.EdgeServiceGetSandboxProcedure:       true,
-	dsecv1connect.EdgeServiceListSandboxesProcedure:    true,
-	dsecv1connect.EdgeServiceKillSandboxProcedure:      true,
-	dsecv1connect.EdgeServiceExtendSandboxProcedure:    true,
-	dsecv1connect.EdgeServiceGetUsageProcedure:         true,
-	dsecv1connect.EdgeServiceDropLayerProcedure:        true,
-	dsecv1connect.EdgeServiceBuildLayerProcedure:       true,
-	dsecv1connect.ProcessServiceAttachProcedure:        true,
-	dsecv1connect.ProcessServiceListProcessesProcedure: true,
-	dsecv1connect.ProcessServiceCloseStdinProcedure:    true,
-	dsecv1connect.ProcessServiceResizeProcedure:        true,
-	dsecv1connect.SessionServiceListSessionsProcedure:  true,
-	dsecv1connect.SessionServiceCloseSessionProcedure:  true,
-	dsecv1connect.FileServiceStatProcedure:             true,
-	dsecv1connect.FileServiceListDirProcedure:          true,
-	dsecv1connect.FileServiceReadProcedure:             true,
-	dsecv1connect.FileServiceDownloadProcedure:         true,
-}
-
 // fromEdge types the failure of a call to an edge: what the edge said, or what
 // it means that it said nothing.
 func fromEdge(err error, procedure string) error {
@@ -213,7 +189,7 @@ func fromEdge(err error, procedure string) error {
 	case connect.CodeInvalidArgument, connect.CodeResourceExhausted, connect.CodeInternal:
 		return &dsec.Error{Code: dsec.CodeInternal, Message: "internal error", Err: err}
 	}
-	if repeatable[procedure] {
+	if apierr.Repeatable(procedure) {
 		return &dsec.Error{Code: dsec.CodeUnavailable, Message: "the node did not answer", Err: err}
 	}
 	return &dsec.Error{Code: dsec.CodeOutcomeUnknown, Message: "the node did not answer; the call may have been done", Err: err}

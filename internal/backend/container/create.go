@@ -115,7 +115,6 @@ func (b *Backend) check(req backend.CreateRequest) error {
 	return nil
 }
 
-
 // claim makes a shell the sandbox of i. What needs no process is done first:
 // the launcher may still be at it.
 func (b *Backend) claim(ctx context.Context, i *instance, plan *rootPlan, layers lower) (err error) {

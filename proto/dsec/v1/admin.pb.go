@@ -386,10 +386,10 @@ const file_dsec_v1_admin_proto_rawDesc = "" +
 	"\x04keys\x18\x01 \x03(\v2\f.dsec.v1.KeyR\x04keys\"\"\n" +
 	"\x10RevokeKeyRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"\x13\n" +
-	"\x11RevokeKeyResponse2\xd7\x01\n" +
+	"\x11RevokeKeyResponse2\xdc\x01\n" +
 	"\fAdminService\x12B\n" +
-	"\tCreateKey\x12\x19.dsec.v1.CreateKeyRequest\x1a\x1a.dsec.v1.CreateKeyResponse\x12?\n" +
-	"\bListKeys\x12\x18.dsec.v1.ListKeysRequest\x1a\x19.dsec.v1.ListKeysResponse\x12B\n" +
+	"\tCreateKey\x12\x19.dsec.v1.CreateKeyRequest\x1a\x1a.dsec.v1.CreateKeyResponse\x12D\n" +
+	"\bListKeys\x12\x18.dsec.v1.ListKeysRequest\x1a\x19.dsec.v1.ListKeysResponse\"\x03\x90\x02\x02\x12B\n" +
 	"\tRevokeKey\x12\x19.dsec.v1.RevokeKeyRequest\x1a\x1a.dsec.v1.RevokeKeyResponseB/Z-github.com/opendsec/dsec/proto/dsec/v1;dsecv1b\x06proto3"
 
 var (

@@ -596,20 +596,20 @@ const file_dsec_v1_edge_proto_rawDesc = "" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\"*\n" +
 	"\x10DropLayerRequest\x12\x16\n" +
 	"\x06digest\x18\x01 \x01(\tR\x06digest\"\x13\n" +
-	"\x11DropLayerResponse2\xa1\x05\n" +
-	"\vEdgeService\x123\n" +
-	"\x04Info\x12\x14.dsec.v1.InfoRequest\x1a\x15.dsec.v1.InfoResponse\x12T\n" +
-	"\x0fCreateSandboxes\x12\x1f.dsec.v1.CreateSandboxesRequest\x1a .dsec.v1.CreateSandboxesResponse\x12H\n" +
-	"\vFindRequest\x12\x1b.dsec.v1.FindRequestRequest\x1a\x1c.dsec.v1.FindRequestResponse\x127\n" +
+	"\x11DropLayerResponse2\xce\x05\n" +
+	"\vEdgeService\x128\n" +
+	"\x04Info\x12\x14.dsec.v1.InfoRequest\x1a\x15.dsec.v1.InfoResponse\"\x03\x90\x02\x02\x12T\n" +
+	"\x0fCreateSandboxes\x12\x1f.dsec.v1.CreateSandboxesRequest\x1a .dsec.v1.CreateSandboxesResponse\x12M\n" +
+	"\vFindRequest\x12\x1b.dsec.v1.FindRequestRequest\x1a\x1c.dsec.v1.FindRequestResponse\"\x03\x90\x02\x02\x12<\n" +
 	"\n" +
-	"GetSandbox\x12\x13.dsec.v1.GetRequest\x1a\x14.dsec.v1.GetResponse\x12<\n" +
-	"\rListSandboxes\x12\x14.dsec.v1.ListRequest\x1a\x15.dsec.v1.ListResponse\x12:\n" +
-	"\vKillSandbox\x12\x14.dsec.v1.KillRequest\x1a\x15.dsec.v1.KillResponse\x12@\n" +
-	"\rExtendSandbox\x12\x16.dsec.v1.ExtendRequest\x1a\x17.dsec.v1.ExtendResponse\x129\n" +
-	"\bGetUsage\x12\x15.dsec.v1.UsageRequest\x1a\x16.dsec.v1.UsageResponse\x12I\n" +
+	"GetSandbox\x12\x13.dsec.v1.GetRequest\x1a\x14.dsec.v1.GetResponse\"\x03\x90\x02\x02\x12A\n" +
+	"\rListSandboxes\x12\x14.dsec.v1.ListRequest\x1a\x15.dsec.v1.ListResponse\"\x03\x90\x02\x02\x12?\n" +
+	"\vKillSandbox\x12\x14.dsec.v1.KillRequest\x1a\x15.dsec.v1.KillResponse\"\x03\x90\x02\x02\x12E\n" +
+	"\rExtendSandbox\x12\x16.dsec.v1.ExtendRequest\x1a\x17.dsec.v1.ExtendResponse\"\x03\x90\x02\x02\x12>\n" +
+	"\bGetUsage\x12\x15.dsec.v1.UsageRequest\x1a\x16.dsec.v1.UsageResponse\"\x03\x90\x02\x02\x12N\n" +
 	"\n" +
-	"BuildLayer\x12\x1b.dsec.v1.ImportLayerRequest\x1a\x1c.dsec.v1.ImportLayerResponse(\x01\x12B\n" +
-	"\tDropLayer\x12\x19.dsec.v1.DropLayerRequest\x1a\x1a.dsec.v1.DropLayerResponseB/Z-github.com/opendsec/dsec/proto/dsec/v1;dsecv1b\x06proto3"
+	"BuildLayer\x12\x1b.dsec.v1.ImportLayerRequest\x1a\x1c.dsec.v1.ImportLayerResponse\"\x03\x90\x02\x02(\x01\x12G\n" +
+	"\tDropLayer\x12\x19.dsec.v1.DropLayerRequest\x1a\x1a.dsec.v1.DropLayerResponse\"\x03\x90\x02\x02B/Z-github.com/opendsec/dsec/proto/dsec/v1;dsecv1b\x06proto3"
 
 var (
 	file_dsec_v1_edge_proto_rawDescOnce sync.Once

@@ -1368,16 +1368,16 @@ const file_dsec_v1_file_proto_rawDesc = "" +
 	"\x04user\x18\x03 \x01(\tR\x04user\"@\n" +
 	"\x0eUploadResponse\x12\x18\n" +
 	"\aentries\x18\x01 \x01(\x03R\aentries\x12\x14\n" +
-	"\x05bytes\x18\x02 \x01(\x03R\x05bytes2\x95\x04\n" +
-	"\vFileService\x123\n" +
-	"\x04Stat\x12\x14.dsec.v1.StatRequest\x1a\x15.dsec.v1.StatResponse\x12<\n" +
-	"\aListDir\x12\x17.dsec.v1.ListDirRequest\x1a\x18.dsec.v1.ListDirResponse\x126\n" +
+	"\x05bytes\x18\x02 \x01(\x03R\x05bytes2\xa9\x04\n" +
+	"\vFileService\x128\n" +
+	"\x04Stat\x12\x14.dsec.v1.StatRequest\x1a\x15.dsec.v1.StatResponse\"\x03\x90\x02\x02\x12A\n" +
+	"\aListDir\x12\x17.dsec.v1.ListDirRequest\x1a\x18.dsec.v1.ListDirResponse\"\x03\x90\x02\x02\x126\n" +
 	"\x05Mkdir\x12\x15.dsec.v1.MkdirRequest\x1a\x16.dsec.v1.MkdirResponse\x129\n" +
 	"\x06Rename\x12\x16.dsec.v1.RenameRequest\x1a\x17.dsec.v1.RenameResponse\x129\n" +
-	"\x06Remove\x12\x16.dsec.v1.RemoveRequest\x1a\x17.dsec.v1.RemoveResponse\x122\n" +
-	"\x04Read\x12\x14.dsec.v1.ReadRequest\x1a\x12.dsec.v1.FileChunk0\x01\x128\n" +
-	"\x05Write\x12\x15.dsec.v1.WriteRequest\x1a\x16.dsec.v1.WriteResponse(\x01\x12:\n" +
-	"\bDownload\x12\x18.dsec.v1.DownloadRequest\x1a\x12.dsec.v1.FileChunk0\x01\x12;\n" +
+	"\x06Remove\x12\x16.dsec.v1.RemoveRequest\x1a\x17.dsec.v1.RemoveResponse\x127\n" +
+	"\x04Read\x12\x14.dsec.v1.ReadRequest\x1a\x12.dsec.v1.FileChunk\"\x03\x90\x02\x020\x01\x128\n" +
+	"\x05Write\x12\x15.dsec.v1.WriteRequest\x1a\x16.dsec.v1.WriteResponse(\x01\x12?\n" +
+	"\bDownload\x12\x18.dsec.v1.DownloadRequest\x1a\x12.dsec.v1.FileChunk\"\x03\x90\x02\x020\x01\x12;\n" +
 	"\x06Upload\x12\x16.dsec.v1.UploadRequest\x1a\x17.dsec.v1.UploadResponse(\x01B/Z-github.com/opendsec/dsec/proto/dsec/v1;dsecv1b\x06proto3"
 
 var (

@@ -1630,19 +1630,19 @@ const file_dsec_v1_process_proto_rawDesc = "" +
 	"\rSTREAM_STDOUT\x10\x01\x12\x11\n" +
 	"\rSTREAM_STDERR\x10\x02\x12\x0e\n" +
 	"\n" +
-	"STREAM_PTY\x10\x032\xd7\x04\n" +
+	"STREAM_PTY\x10\x032\xeb\x04\n" +
 	"\x0eProcessService\x123\n" +
 	"\x04Exec\x12\x14.dsec.v1.ExecRequest\x1a\x15.dsec.v1.ExecResponse\x127\n" +
-	"\x05Start\x12\x15.dsec.v1.StartRequest\x1a\x15.dsec.v1.ProcessEvent0\x01\x129\n" +
-	"\x06Attach\x12\x16.dsec.v1.AttachRequest\x1a\x15.dsec.v1.ProcessEvent0\x01\x12N\n" +
-	"\rListProcesses\x12\x1d.dsec.v1.ListProcessesRequest\x1a\x1e.dsec.v1.ListProcessesResponse\x129\n" +
+	"\x05Start\x12\x15.dsec.v1.StartRequest\x1a\x15.dsec.v1.ProcessEvent0\x01\x12>\n" +
+	"\x06Attach\x12\x16.dsec.v1.AttachRequest\x1a\x15.dsec.v1.ProcessEvent\"\x03\x90\x02\x020\x01\x12S\n" +
+	"\rListProcesses\x12\x1d.dsec.v1.ListProcessesRequest\x1a\x1e.dsec.v1.ListProcessesResponse\"\x03\x90\x02\x02\x129\n" +
 	"\x06Signal\x12\x16.dsec.v1.SignalRequest\x1a\x17.dsec.v1.SignalResponse\x12E\n" +
 	"\n" +
 	"WriteStdin\x12\x1a.dsec.v1.WriteStdinRequest\x1a\x1b.dsec.v1.WriteStdinResponse\x12H\n" +
-	"\vStreamStdin\x12\x1a.dsec.v1.WriteStdinRequest\x1a\x1b.dsec.v1.WriteStdinResponse(\x01\x12E\n" +
+	"\vStreamStdin\x12\x1a.dsec.v1.WriteStdinRequest\x1a\x1b.dsec.v1.WriteStdinResponse(\x01\x12J\n" +
 	"\n" +
-	"CloseStdin\x12\x1a.dsec.v1.CloseStdinRequest\x1a\x1b.dsec.v1.CloseStdinResponse\x129\n" +
-	"\x06Resize\x12\x16.dsec.v1.ResizeRequest\x1a\x17.dsec.v1.ResizeResponseB/Z-github.com/opendsec/dsec/proto/dsec/v1;dsecv1b\x06proto3"
+	"CloseStdin\x12\x1a.dsec.v1.CloseStdinRequest\x1a\x1b.dsec.v1.CloseStdinResponse\"\x03\x90\x02\x02\x12>\n" +
+	"\x06Resize\x12\x16.dsec.v1.ResizeRequest\x1a\x17.dsec.v1.ResizeResponse\"\x03\x90\x02\x02B/Z-github.com/opendsec/dsec/proto/dsec/v1;dsecv1b\x06proto3"
 
 var (
 	file_dsec_v1_process_proto_rawDescOnce sync.Once

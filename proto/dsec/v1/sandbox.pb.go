@@ -1038,15 +1038,15 @@ const file_dsec_v1_sandbox_proto_rawDesc = "" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\"a\n" +
 	"\rUsageResponse\x12$\n" +
 	"\x05usage\x18\x01 \x01(\v2\x0e.dsec.v1.UsageR\x05usage\x12*\n" +
-	"\x02at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x02at2\xa4\x03\n" +
+	"\x02at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x02at2\xbd\x03\n" +
 	"\x0eSandboxService\x129\n" +
 	"\x06Create\x12\x16.dsec.v1.CreateRequest\x1a\x17.dsec.v1.CreateResponse\x12H\n" +
-	"\vBatchCreate\x12\x1b.dsec.v1.BatchCreateRequest\x1a\x1c.dsec.v1.BatchCreateResponse\x120\n" +
-	"\x03Get\x12\x13.dsec.v1.GetRequest\x1a\x14.dsec.v1.GetResponse\x123\n" +
-	"\x04List\x12\x14.dsec.v1.ListRequest\x1a\x15.dsec.v1.ListResponse\x123\n" +
-	"\x04Kill\x12\x14.dsec.v1.KillRequest\x1a\x15.dsec.v1.KillResponse\x129\n" +
-	"\x06Extend\x12\x16.dsec.v1.ExtendRequest\x1a\x17.dsec.v1.ExtendResponse\x126\n" +
-	"\x05Usage\x12\x15.dsec.v1.UsageRequest\x1a\x16.dsec.v1.UsageResponseB/Z-github.com/opendsec/dsec/proto/dsec/v1;dsecv1b\x06proto3"
+	"\vBatchCreate\x12\x1b.dsec.v1.BatchCreateRequest\x1a\x1c.dsec.v1.BatchCreateResponse\x125\n" +
+	"\x03Get\x12\x13.dsec.v1.GetRequest\x1a\x14.dsec.v1.GetResponse\"\x03\x90\x02\x02\x128\n" +
+	"\x04List\x12\x14.dsec.v1.ListRequest\x1a\x15.dsec.v1.ListResponse\"\x03\x90\x02\x02\x128\n" +
+	"\x04Kill\x12\x14.dsec.v1.KillRequest\x1a\x15.dsec.v1.KillResponse\"\x03\x90\x02\x02\x12>\n" +
+	"\x06Extend\x12\x16.dsec.v1.ExtendRequest\x1a\x17.dsec.v1.ExtendResponse\"\x03\x90\x02\x02\x12;\n" +
+	"\x05Usage\x12\x15.dsec.v1.UsageRequest\x1a\x16.dsec.v1.UsageResponse\"\x03\x90\x02\x02B/Z-github.com/opendsec/dsec/proto/dsec/v1;dsecv1b\x06proto3"
 
 var (
 	file_dsec_v1_sandbox_proto_rawDescOnce sync.Once

@@ -491,14 +491,14 @@ const file_dsec_v1_session_proto_rawDesc = "" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x02 \x01(\tR\tsessionId\"\x16\n" +
-	"\x14CloseSessionResponse2\xfd\x02\n" +
+	"\x14CloseSessionResponse2\x87\x03\n" +
 	"\x0eSessionService\x12H\n" +
 	"\vOpenSession\x12\x1b.dsec.v1.OpenSessionRequest\x1a\x1c.dsec.v1.OpenSessionResponse\x12A\n" +
 	"\n" +
 	"RunCommand\x12\x1a.dsec.v1.RunCommandRequest\x1a\x15.dsec.v1.ProcessEvent0\x01\x12D\n" +
-	"\vRunCommands\x12\x1a.dsec.v1.RunCommandRequest\x1a\x15.dsec.v1.ProcessEvent(\x010\x01\x12K\n" +
-	"\fListSessions\x12\x1c.dsec.v1.ListSessionsRequest\x1a\x1d.dsec.v1.ListSessionsResponse\x12K\n" +
-	"\fCloseSession\x12\x1c.dsec.v1.CloseSessionRequest\x1a\x1d.dsec.v1.CloseSessionResponseB/Z-github.com/opendsec/dsec/proto/dsec/v1;dsecv1b\x06proto3"
+	"\vRunCommands\x12\x1a.dsec.v1.RunCommandRequest\x1a\x15.dsec.v1.ProcessEvent(\x010\x01\x12P\n" +
+	"\fListSessions\x12\x1c.dsec.v1.ListSessionsRequest\x1a\x1d.dsec.v1.ListSessionsResponse\"\x03\x90\x02\x02\x12P\n" +
+	"\fCloseSession\x12\x1c.dsec.v1.CloseSessionRequest\x1a\x1d.dsec.v1.CloseSessionResponse\"\x03\x90\x02\x02B/Z-github.com/opendsec/dsec/proto/dsec/v1;dsecv1b\x06proto3"
 
 var (
 	file_dsec_v1_session_proto_rawDescOnce sync.Once

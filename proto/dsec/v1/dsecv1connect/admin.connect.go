@@ -71,6 +71,7 @@ func NewAdminServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 			httpClient,
 			baseURL+AdminServiceListKeysProcedure,
 			connect.WithSchema(adminServiceMethods.ByName("ListKeys")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 		revokeKey: connect.NewClient[v1.RevokeKeyRequest, v1.RevokeKeyResponse](
@@ -130,6 +131,7 @@ func NewAdminServiceHandler(svc AdminServiceHandler, opts ...connect.HandlerOpti
 		AdminServiceListKeysProcedure,
 		svc.ListKeys,
 		connect.WithSchema(adminServiceMethods.ByName("ListKeys")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	adminServiceRevokeKeyHandler := connect.NewUnaryHandler(

@@ -94,6 +94,7 @@ func NewEdgeServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			httpClient,
 			baseURL+EdgeServiceInfoProcedure,
 			connect.WithSchema(edgeServiceMethods.ByName("Info")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 		createSandboxes: connect.NewClient[v1.CreateSandboxesRequest, v1.CreateSandboxesResponse](
@@ -106,48 +107,56 @@ func NewEdgeServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			httpClient,
 			baseURL+EdgeServiceFindRequestProcedure,
 			connect.WithSchema(edgeServiceMethods.ByName("FindRequest")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 		getSandbox: connect.NewClient[v1.GetRequest, v1.GetResponse](
 			httpClient,
 			baseURL+EdgeServiceGetSandboxProcedure,
 			connect.WithSchema(edgeServiceMethods.ByName("GetSandbox")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 		listSandboxes: connect.NewClient[v1.ListRequest, v1.ListResponse](
 			httpClient,
 			baseURL+EdgeServiceListSandboxesProcedure,
 			connect.WithSchema(edgeServiceMethods.ByName("ListSandboxes")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 		killSandbox: connect.NewClient[v1.KillRequest, v1.KillResponse](
 			httpClient,
 			baseURL+EdgeServiceKillSandboxProcedure,
 			connect.WithSchema(edgeServiceMethods.ByName("KillSandbox")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 		extendSandbox: connect.NewClient[v1.ExtendRequest, v1.ExtendResponse](
 			httpClient,
 			baseURL+EdgeServiceExtendSandboxProcedure,
 			connect.WithSchema(edgeServiceMethods.ByName("ExtendSandbox")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 		getUsage: connect.NewClient[v1.UsageRequest, v1.UsageResponse](
 			httpClient,
 			baseURL+EdgeServiceGetUsageProcedure,
 			connect.WithSchema(edgeServiceMethods.ByName("GetUsage")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 		buildLayer: connect.NewClient[v1.ImportLayerRequest, v1.ImportLayerResponse](
 			httpClient,
 			baseURL+EdgeServiceBuildLayerProcedure,
 			connect.WithSchema(edgeServiceMethods.ByName("BuildLayer")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 		dropLayer: connect.NewClient[v1.DropLayerRequest, v1.DropLayerResponse](
 			httpClient,
 			baseURL+EdgeServiceDropLayerProcedure,
 			connect.WithSchema(edgeServiceMethods.ByName("DropLayer")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 	}
@@ -249,6 +258,7 @@ func NewEdgeServiceHandler(svc EdgeServiceHandler, opts ...connect.HandlerOption
 		EdgeServiceInfoProcedure,
 		svc.Info,
 		connect.WithSchema(edgeServiceMethods.ByName("Info")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	edgeServiceCreateSandboxesHandler := connect.NewUnaryHandler(
@@ -261,48 +271,56 @@ func NewEdgeServiceHandler(svc EdgeServiceHandler, opts ...connect.HandlerOption
 		EdgeServiceFindRequestProcedure,
 		svc.FindRequest,
 		connect.WithSchema(edgeServiceMethods.ByName("FindRequest")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	edgeServiceGetSandboxHandler := connect.NewUnaryHandler(
 		EdgeServiceGetSandboxProcedure,
 		svc.GetSandbox,
 		connect.WithSchema(edgeServiceMethods.ByName("GetSandbox")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	edgeServiceListSandboxesHandler := connect.NewUnaryHandler(
 		EdgeServiceListSandboxesProcedure,
 		svc.ListSandboxes,
 		connect.WithSchema(edgeServiceMethods.ByName("ListSandboxes")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	edgeServiceKillSandboxHandler := connect.NewUnaryHandler(
 		EdgeServiceKillSandboxProcedure,
 		svc.KillSandbox,
 		connect.WithSchema(edgeServiceMethods.ByName("KillSandbox")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	edgeServiceExtendSandboxHandler := connect.NewUnaryHandler(
 		EdgeServiceExtendSandboxProcedure,
 		svc.ExtendSandbox,
 		connect.WithSchema(edgeServiceMethods.ByName("ExtendSandbox")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	edgeServiceGetUsageHandler := connect.NewUnaryHandler(
 		EdgeServiceGetUsageProcedure,
 		svc.GetUsage,
 		connect.WithSchema(edgeServiceMethods.ByName("GetUsage")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	edgeServiceBuildLayerHandler := connect.NewClientStreamHandler(
 		EdgeServiceBuildLayerProcedure,
 		svc.BuildLayer,
 		connect.WithSchema(edgeServiceMethods.ByName("BuildLayer")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	edgeServiceDropLayerHandler := connect.NewUnaryHandler(
 		EdgeServiceDropLayerProcedure,
 		svc.DropLayer,
 		connect.WithSchema(edgeServiceMethods.ByName("DropLayer")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	return "/dsec.v1.EdgeService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -86,12 +86,14 @@ func NewFileServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			httpClient,
 			baseURL+FileServiceStatProcedure,
 			connect.WithSchema(fileServiceMethods.ByName("Stat")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 		listDir: connect.NewClient[v1.ListDirRequest, v1.ListDirResponse](
 			httpClient,
 			baseURL+FileServiceListDirProcedure,
 			connect.WithSchema(fileServiceMethods.ByName("ListDir")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 		mkdir: connect.NewClient[v1.MkdirRequest, v1.MkdirResponse](
@@ -116,6 +118,7 @@ func NewFileServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			httpClient,
 			baseURL+FileServiceReadProcedure,
 			connect.WithSchema(fileServiceMethods.ByName("Read")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 		write: connect.NewClient[v1.WriteRequest, v1.WriteResponse](
@@ -128,6 +131,7 @@ func NewFileServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			httpClient,
 			baseURL+FileServiceDownloadProcedure,
 			connect.WithSchema(fileServiceMethods.ByName("Download")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 		upload: connect.NewClient[v1.UploadRequest, v1.UploadResponse](
@@ -226,12 +230,14 @@ func NewFileServiceHandler(svc FileServiceHandler, opts ...connect.HandlerOption
 		FileServiceStatProcedure,
 		svc.Stat,
 		connect.WithSchema(fileServiceMethods.ByName("Stat")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	fileServiceListDirHandler := connect.NewUnaryHandler(
 		FileServiceListDirProcedure,
 		svc.ListDir,
 		connect.WithSchema(fileServiceMethods.ByName("ListDir")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	fileServiceMkdirHandler := connect.NewUnaryHandler(
@@ -256,6 +262,7 @@ func NewFileServiceHandler(svc FileServiceHandler, opts ...connect.HandlerOption
 		FileServiceReadProcedure,
 		svc.Read,
 		connect.WithSchema(fileServiceMethods.ByName("Read")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	fileServiceWriteHandler := connect.NewClientStreamHandler(
@@ -268,6 +275,7 @@ func NewFileServiceHandler(svc FileServiceHandler, opts ...connect.HandlerOption
 		FileServiceDownloadProcedure,
 		svc.Download,
 		connect.WithSchema(fileServiceMethods.ByName("Download")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	fileServiceUploadHandler := connect.NewClientStreamHandler(

@@ -68,12 +68,14 @@ func NewLayerServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 			httpClient,
 			baseURL+LayerServiceImportLayerProcedure,
 			connect.WithSchema(layerServiceMethods.ByName("ImportLayer")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 		listLayers: connect.NewClient[v1.ListLayersRequest, v1.ListLayersResponse](
 			httpClient,
 			baseURL+LayerServiceListLayersProcedure,
 			connect.WithSchema(layerServiceMethods.ByName("ListLayers")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 		removeLayer: connect.NewClient[v1.RemoveLayerRequest, v1.RemoveLayerResponse](
@@ -128,12 +130,14 @@ func NewLayerServiceHandler(svc LayerServiceHandler, opts ...connect.HandlerOpti
 		LayerServiceImportLayerProcedure,
 		svc.ImportLayer,
 		connect.WithSchema(layerServiceMethods.ByName("ImportLayer")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	layerServiceListLayersHandler := connect.NewUnaryHandler(
 		LayerServiceListLayersProcedure,
 		svc.ListLayers,
 		connect.WithSchema(layerServiceMethods.ByName("ListLayers")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	layerServiceRemoveLayerHandler := connect.NewUnaryHandler(

@@ -109,12 +109,14 @@ func NewProcessServiceClient(httpClient connect.HTTPClient, baseURL string, opts
 			httpClient,
 			baseURL+ProcessServiceAttachProcedure,
 			connect.WithSchema(processServiceMethods.ByName("Attach")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 		listProcesses: connect.NewClient[v1.ListProcessesRequest, v1.ListProcessesResponse](
 			httpClient,
 			baseURL+ProcessServiceListProcessesProcedure,
 			connect.WithSchema(processServiceMethods.ByName("ListProcesses")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 		signal: connect.NewClient[v1.SignalRequest, v1.SignalResponse](
@@ -139,12 +141,14 @@ func NewProcessServiceClient(httpClient connect.HTTPClient, baseURL string, opts
 			httpClient,
 			baseURL+ProcessServiceCloseStdinProcedure,
 			connect.WithSchema(processServiceMethods.ByName("CloseStdin")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 		resize: connect.NewClient[v1.ResizeRequest, v1.ResizeResponse](
 			httpClient,
 			baseURL+ProcessServiceResizeProcedure,
 			connect.WithSchema(processServiceMethods.ByName("Resize")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 	}
@@ -256,12 +260,14 @@ func NewProcessServiceHandler(svc ProcessServiceHandler, opts ...connect.Handler
 		ProcessServiceAttachProcedure,
 		svc.Attach,
 		connect.WithSchema(processServiceMethods.ByName("Attach")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	processServiceListProcessesHandler := connect.NewUnaryHandler(
 		ProcessServiceListProcessesProcedure,
 		svc.ListProcesses,
 		connect.WithSchema(processServiceMethods.ByName("ListProcesses")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	processServiceSignalHandler := connect.NewUnaryHandler(
@@ -286,12 +292,14 @@ func NewProcessServiceHandler(svc ProcessServiceHandler, opts ...connect.Handler
 		ProcessServiceCloseStdinProcedure,
 		svc.CloseStdin,
 		connect.WithSchema(processServiceMethods.ByName("CloseStdin")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	processServiceResizeHandler := connect.NewUnaryHandler(
 		ProcessServiceResizeProcedure,
 		svc.Resize,
 		connect.WithSchema(processServiceMethods.ByName("Resize")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	return "/dsec.v1.ProcessService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

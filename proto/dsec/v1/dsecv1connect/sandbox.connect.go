@@ -93,30 +93,35 @@ func NewSandboxServiceClient(httpClient connect.HTTPClient, baseURL string, opts
 			httpClient,
 			baseURL+SandboxServiceGetProcedure,
 			connect.WithSchema(sandboxServiceMethods.ByName("Get")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 		list: connect.NewClient[v1.ListRequest, v1.ListResponse](
 			httpClient,
 			baseURL+SandboxServiceListProcedure,
 			connect.WithSchema(sandboxServiceMethods.ByName("List")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 		kill: connect.NewClient[v1.KillRequest, v1.KillResponse](
 			httpClient,
 			baseURL+SandboxServiceKillProcedure,
 			connect.WithSchema(sandboxServiceMethods.ByName("Kill")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 		extend: connect.NewClient[v1.ExtendRequest, v1.ExtendResponse](
 			httpClient,
 			baseURL+SandboxServiceExtendProcedure,
 			connect.WithSchema(sandboxServiceMethods.ByName("Extend")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 		usage: connect.NewClient[v1.UsageRequest, v1.UsageResponse](
 			httpClient,
 			baseURL+SandboxServiceUsageProcedure,
 			connect.WithSchema(sandboxServiceMethods.ByName("Usage")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 	}
@@ -207,30 +212,35 @@ func NewSandboxServiceHandler(svc SandboxServiceHandler, opts ...connect.Handler
 		SandboxServiceGetProcedure,
 		svc.Get,
 		connect.WithSchema(sandboxServiceMethods.ByName("Get")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	sandboxServiceListHandler := connect.NewUnaryHandler(
 		SandboxServiceListProcedure,
 		svc.List,
 		connect.WithSchema(sandboxServiceMethods.ByName("List")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	sandboxServiceKillHandler := connect.NewUnaryHandler(
 		SandboxServiceKillProcedure,
 		svc.Kill,
 		connect.WithSchema(sandboxServiceMethods.ByName("Kill")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	sandboxServiceExtendHandler := connect.NewUnaryHandler(
 		SandboxServiceExtendProcedure,
 		svc.Extend,
 		connect.WithSchema(sandboxServiceMethods.ByName("Extend")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	sandboxServiceUsageHandler := connect.NewUnaryHandler(
 		SandboxServiceUsageProcedure,
 		svc.Usage,
 		connect.WithSchema(sandboxServiceMethods.ByName("Usage")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	return "/dsec.v1.SandboxService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

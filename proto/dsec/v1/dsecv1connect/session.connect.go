@@ -97,12 +97,14 @@ func NewSessionServiceClient(httpClient connect.HTTPClient, baseURL string, opts
 			httpClient,
 			baseURL+SessionServiceListSessionsProcedure,
 			connect.WithSchema(sessionServiceMethods.ByName("ListSessions")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 		closeSession: connect.NewClient[v1.CloseSessionRequest, v1.CloseSessionResponse](
 			httpClient,
 			baseURL+SessionServiceCloseSessionProcedure,
 			connect.WithSchema(sessionServiceMethods.ByName("CloseSession")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 	}
@@ -185,12 +187,14 @@ func NewSessionServiceHandler(svc SessionServiceHandler, opts ...connect.Handler
 		SessionServiceListSessionsProcedure,
 		svc.ListSessions,
 		connect.WithSchema(sessionServiceMethods.ByName("ListSessions")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	sessionServiceCloseSessionHandler := connect.NewUnaryHandler(
 		SessionServiceCloseSessionProcedure,
 		svc.CloseSession,
 		connect.WithSchema(sessionServiceMethods.ByName("CloseSession")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	return "/dsec.v1.SessionService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

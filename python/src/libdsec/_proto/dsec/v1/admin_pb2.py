@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13\x64sec/v1/admin.proto\x12\x07\x64sec.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x8b\x01\n\x03Key\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07project\x18\x02 \x01(\t\x12+\n\x07\x63reated\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12+\n\x07\x65xpires\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05\x61\x64min\x18\x05 \x01(\x08\"P\n\x10\x43reateKeyRequest\x12\x0f\n\x07project\x18\x01 \x01(\t\x12+\n\x07\x65xpires\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\">\n\x11\x43reateKeyResponse\x12\x19\n\x03key\x18\x01 \x01(\x0b\x32\x0c.dsec.v1.Key\x12\x0e\n\x06secret\x18\x02 \x01(\t\"\x11\n\x0fListKeysRequest\".\n\x10ListKeysResponse\x12\x1a\n\x04keys\x18\x01 \x03(\x0b\x32\x0c.dsec.v1.Key\"\x1e\n\x10RevokeKeyRequest\x12\n\n\x02id\x18\x01 \x01(\t\"\x13\n\x11RevokeKeyResponse2\xd7\x01\n\x0c\x41\x64minService\x12\x42\n\tCreateKey\x12\x19.dsec.v1.CreateKeyRequest\x1a\x1a.dsec.v1.CreateKeyResponse\x12?\n\x08ListKeys\x12\x18.dsec.v1.ListKeysRequest\x1a\x19.dsec.v1.ListKeysResponse\x12\x42\n\tRevokeKey\x12\x19.dsec.v1.RevokeKeyRequest\x1a\x1a.dsec.v1.RevokeKeyResponseB/Z-github.com/opendsec/dsec/proto/dsec/v1;dsecv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13\x64sec/v1/admin.proto\x12\x07\x64sec.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x8b\x01\n\x03Key\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07project\x18\x02 \x01(\t\x12+\n\x07\x63reated\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12+\n\x07\x65xpires\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05\x61\x64min\x18\x05 \x01(\x08\"P\n\x10\x43reateKeyRequest\x12\x0f\n\x07project\x18\x01 \x01(\t\x12+\n\x07\x65xpires\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\">\n\x11\x43reateKeyResponse\x12\x19\n\x03key\x18\x01 \x01(\x0b\x32\x0c.dsec.v1.Key\x12\x0e\n\x06secret\x18\x02 \x01(\t\"\x11\n\x0fListKeysRequest\".\n\x10ListKeysResponse\x12\x1a\n\x04keys\x18\x01 \x03(\x0b\x32\x0c.dsec.v1.Key\"\x1e\n\x10RevokeKeyRequest\x12\n\n\x02id\x18\x01 \x01(\t\"\x13\n\x11RevokeKeyResponse2\xdc\x01\n\x0c\x41\x64minService\x12\x42\n\tCreateKey\x12\x19.dsec.v1.CreateKeyRequest\x1a\x1a.dsec.v1.CreateKeyResponse\x12\x44\n\x08ListKeys\x12\x18.dsec.v1.ListKeysRequest\x1a\x19.dsec.v1.ListKeysResponse\"\x03\x90\x02\x02\x12\x42\n\tRevokeKey\x12\x19.dsec.v1.RevokeKeyRequest\x1a\x1a.dsec.v1.RevokeKeyResponseB/Z-github.com/opendsec/dsec/proto/dsec/v1;dsecv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,6 +33,8 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'dsec.v1.admin_pb2', _global
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'Z-github.com/opendsec/dsec/proto/dsec/v1;dsecv1'
+  _globals['_ADMINSERVICE'].methods_by_name['ListKeys']._loaded_options = None
+  _globals['_ADMINSERVICE'].methods_by_name['ListKeys']._serialized_options = b'\220\002\002'
   _globals['_KEY']._serialized_start=66
   _globals['_KEY']._serialized_end=205
   _globals['_CREATEKEYREQUEST']._serialized_start=207
@@ -48,5 +50,5 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REVOKEKEYRESPONSE']._serialized_start=452
   _globals['_REVOKEKEYRESPONSE']._serialized_end=471
   _globals['_ADMINSERVICE']._serialized_start=474
-  _globals['_ADMINSERVICE']._serialized_end=689
+  _globals['_ADMINSERVICE']._serialized_end=694
 # @@protoc_insertion_point(module_scope)

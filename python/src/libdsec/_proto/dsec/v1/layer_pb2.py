@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13\x64sec/v1/layer.proto\x12\x07\x64sec.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xbc\x01\n\x05Layer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x0c\n\x04size\x18\x03 \x01(\x03\x12\r\n\x05\x66iles\x18\x04 \x01(\x03\x12+\n\x07\x63reated\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06source\x18\x06 \x01(\t\x12\x15\n\rsource_digest\x18\x07 \x01(\t\x12$\n\x06\x63onfig\x18\x08 \x01(\x0b\x32\x14.dsec.v1.LayerConfig\"Z\n\x0bLayerConfig\x12\x0b\n\x03\x65nv\x18\x01 \x03(\t\x12\x0c\n\x04user\x18\x02 \x01(\t\x12\x0f\n\x07workdir\x18\x03 \x01(\t\x12\x12\n\nentrypoint\x18\x04 \x03(\t\x12\x0b\n\x03\x63md\x18\x05 \x03(\t\"Y\n\x12ImportLayerRequest\x12(\n\x04open\x18\x01 \x01(\x0b\x32\x18.dsec.v1.ImportLayerOpenH\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x42\t\n\x07message\"/\n\x0fImportLayerOpen\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06select\x18\x02 \x01(\t\"F\n\x13ImportLayerResponse\x12\x1d\n\x05layer\x18\x01 \x01(\x0b\x32\x0e.dsec.v1.Layer\x12\x10\n\x08\x66indings\x18\x02 \x03(\t\"\x13\n\x11ListLayersRequest\"4\n\x12ListLayersResponse\x12\x1e\n\x06layers\x18\x01 \x03(\x0b\x32\x0e.dsec.v1.Layer\"\"\n\x12RemoveLayerRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x15\n\x13RemoveLayerResponse2\xeb\x01\n\x0cLayerService\x12J\n\x0bImportLayer\x12\x1b.dsec.v1.ImportLayerRequest\x1a\x1c.dsec.v1.ImportLayerResponse(\x01\x12\x45\n\nListLayers\x12\x1a.dsec.v1.ListLayersRequest\x1a\x1b.dsec.v1.ListLayersResponse\x12H\n\x0bRemoveLayer\x12\x1b.dsec.v1.RemoveLayerRequest\x1a\x1c.dsec.v1.RemoveLayerResponseB/Z-github.com/opendsec/dsec/proto/dsec/v1;dsecv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13\x64sec/v1/layer.proto\x12\x07\x64sec.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xbc\x01\n\x05Layer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x0c\n\x04size\x18\x03 \x01(\x03\x12\r\n\x05\x66iles\x18\x04 \x01(\x03\x12+\n\x07\x63reated\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06source\x18\x06 \x01(\t\x12\x15\n\rsource_digest\x18\x07 \x01(\t\x12$\n\x06\x63onfig\x18\x08 \x01(\x0b\x32\x14.dsec.v1.LayerConfig\"Z\n\x0bLayerConfig\x12\x0b\n\x03\x65nv\x18\x01 \x03(\t\x12\x0c\n\x04user\x18\x02 \x01(\t\x12\x0f\n\x07workdir\x18\x03 \x01(\t\x12\x12\n\nentrypoint\x18\x04 \x03(\t\x12\x0b\n\x03\x63md\x18\x05 \x03(\t\"Y\n\x12ImportLayerRequest\x12(\n\x04open\x18\x01 \x01(\x0b\x32\x18.dsec.v1.ImportLayerOpenH\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x42\t\n\x07message\"/\n\x0fImportLayerOpen\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06select\x18\x02 \x01(\t\"F\n\x13ImportLayerResponse\x12\x1d\n\x05layer\x18\x01 \x01(\x0b\x32\x0e.dsec.v1.Layer\x12\x10\n\x08\x66indings\x18\x02 \x03(\t\"\x13\n\x11ListLayersRequest\"4\n\x12ListLayersResponse\x12\x1e\n\x06layers\x18\x01 \x03(\x0b\x32\x0e.dsec.v1.Layer\"\"\n\x12RemoveLayerRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x15\n\x13RemoveLayerResponse2\xf5\x01\n\x0cLayerService\x12O\n\x0bImportLayer\x12\x1b.dsec.v1.ImportLayerRequest\x1a\x1c.dsec.v1.ImportLayerResponse\"\x03\x90\x02\x02(\x01\x12J\n\nListLayers\x12\x1a.dsec.v1.ListLayersRequest\x1a\x1b.dsec.v1.ListLayersResponse\"\x03\x90\x02\x02\x12H\n\x0bRemoveLayer\x12\x1b.dsec.v1.RemoveLayerRequest\x1a\x1c.dsec.v1.RemoveLayerResponseB/Z-github.com/opendsec/dsec/proto/dsec/v1;dsecv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,6 +33,10 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'dsec.v1.layer_pb2', _global
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'Z-github.com/opendsec/dsec/proto/dsec/v1;dsecv1'
+  _globals['_LAYERSERVICE'].methods_by_name['ImportLayer']._loaded_options = None
+  _globals['_LAYERSERVICE'].methods_by_name['ImportLayer']._serialized_options = b'\220\002\002'
+  _globals['_LAYERSERVICE'].methods_by_name['ListLayers']._loaded_options = None
+  _globals['_LAYERSERVICE'].methods_by_name['ListLayers']._serialized_options = b'\220\002\002'
   _globals['_LAYER']._serialized_start=66
   _globals['_LAYER']._serialized_end=254
   _globals['_LAYERCONFIG']._serialized_start=256
@@ -52,5 +56,5 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REMOVELAYERRESPONSE']._serialized_start=671
   _globals['_REMOVELAYERRESPONSE']._serialized_end=692
   _globals['_LAYERSERVICE']._serialized_start=695
-  _globals['_LAYERSERVICE']._serialized_end=930
+  _globals['_LAYERSERVICE']._serialized_end=940
 # @@protoc_insertion_point(module_scope)

@@ -26,7 +26,7 @@ from libdsec._proto.dsec.v1 import process_pb2 as dsec_dot_v1_dot_process__pb2
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x64sec/v1/session.proto\x12\x07\x64sec.v1\x1a\x15\x64sec/v1/process.proto\x1a\x1egoogle/protobuf/duration.proto\"\xa2\x01\n\x12OpenSessionRequest\x12\x12\n\nsandbox_id\x18\x01 \x01(\t\x12\x31\n\x03\x65nv\x18\x02 \x03(\x0b\x32$.dsec.v1.OpenSessionRequest.EnvEntry\x12\x0b\n\x03\x63wd\x18\x03 \x01(\t\x12\x0c\n\x04user\x18\x04 \x01(\t\x1a*\n\x08\x45nvEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\")\n\x13OpenSessionResponse\x12\x12\n\nsession_id\x18\x01 \x01(\t\"\x94\x01\n\x11RunCommandRequest\x12\x12\n\nsandbox_id\x18\x01 \x01(\t\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12\x0f\n\x07\x63ommand\x18\x03 \x01(\t\x12*\n\x07timeout\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1a\n\x12output_limit_bytes\x18\x05 \x01(\x03\")\n\x13ListSessionsRequest\x12\x12\n\nsandbox_id\x18\x01 \x01(\t\":\n\x14ListSessionsResponse\x12\"\n\x08sessions\x18\x01 \x03(\x0b\x32\x10.dsec.v1.Session\"?\n\x07Session\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x12\n\nprocess_id\x18\x02 \x01(\x04\x12\x0c\n\x04\x62usy\x18\x03 \x01(\x08\"=\n\x13\x43loseSessionRequest\x12\x12\n\nsandbox_id\x18\x01 \x01(\t\x12\x12\n\nsession_id\x18\x02 \x01(\t\"\x16\n\x14\x43loseSessionResponse2\xfd\x02\n\x0eSessionService\x12H\n\x0bOpenSession\x12\x1b.dsec.v1.OpenSessionRequest\x1a\x1c.dsec.v1.OpenSessionResponse\x12\x41\n\nRunCommand\x12\x1a.dsec.v1.RunCommandRequest\x1a\x15.dsec.v1.ProcessEvent0\x01\x12\x44\n\x0bRunCommands\x12\x1a.dsec.v1.RunCommandRequest\x1a\x15.dsec.v1.ProcessEvent(\x01\x30\x01\x12K\n\x0cListSessions\x12\x1c.dsec.v1.ListSessionsRequest\x1a\x1d.dsec.v1.ListSessionsResponse\x12K\n\x0c\x43loseSession\x12\x1c.dsec.v1.CloseSessionRequest\x1a\x1d.dsec.v1.CloseSessionResponseB/Z-github.com/opendsec/dsec/proto/dsec/v1;dsecv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x64sec/v1/session.proto\x12\x07\x64sec.v1\x1a\x15\x64sec/v1/process.proto\x1a\x1egoogle/protobuf/duration.proto\"\xa2\x01\n\x12OpenSessionRequest\x12\x12\n\nsandbox_id\x18\x01 \x01(\t\x12\x31\n\x03\x65nv\x18\x02 \x03(\x0b\x32$.dsec.v1.OpenSessionRequest.EnvEntry\x12\x0b\n\x03\x63wd\x18\x03 \x01(\t\x12\x0c\n\x04user\x18\x04 \x01(\t\x1a*\n\x08\x45nvEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\")\n\x13OpenSessionResponse\x12\x12\n\nsession_id\x18\x01 \x01(\t\"\x94\x01\n\x11RunCommandRequest\x12\x12\n\nsandbox_id\x18\x01 \x01(\t\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12\x0f\n\x07\x63ommand\x18\x03 \x01(\t\x12*\n\x07timeout\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1a\n\x12output_limit_bytes\x18\x05 \x01(\x03\")\n\x13ListSessionsRequest\x12\x12\n\nsandbox_id\x18\x01 \x01(\t\":\n\x14ListSessionsResponse\x12\"\n\x08sessions\x18\x01 \x03(\x0b\x32\x10.dsec.v1.Session\"?\n\x07Session\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x12\n\nprocess_id\x18\x02 \x01(\x04\x12\x0c\n\x04\x62usy\x18\x03 \x01(\x08\"=\n\x13\x43loseSessionRequest\x12\x12\n\nsandbox_id\x18\x01 \x01(\t\x12\x12\n\nsession_id\x18\x02 \x01(\t\"\x16\n\x14\x43loseSessionResponse2\x87\x03\n\x0eSessionService\x12H\n\x0bOpenSession\x12\x1b.dsec.v1.OpenSessionRequest\x1a\x1c.dsec.v1.OpenSessionResponse\x12\x41\n\nRunCommand\x12\x1a.dsec.v1.RunCommandRequest\x1a\x15.dsec.v1.ProcessEvent0\x01\x12\x44\n\x0bRunCommands\x12\x1a.dsec.v1.RunCommandRequest\x1a\x15.dsec.v1.ProcessEvent(\x01\x30\x01\x12P\n\x0cListSessions\x12\x1c.dsec.v1.ListSessionsRequest\x1a\x1d.dsec.v1.ListSessionsResponse\"\x03\x90\x02\x02\x12P\n\x0c\x43loseSession\x12\x1c.dsec.v1.CloseSessionRequest\x1a\x1d.dsec.v1.CloseSessionResponse\"\x03\x90\x02\x02\x42/Z-github.com/opendsec/dsec/proto/dsec/v1;dsecv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,6 +36,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._serialized_options = b'Z-github.com/opendsec/dsec/proto/dsec/v1;dsecv1'
   _globals['_OPENSESSIONREQUEST_ENVENTRY']._loaded_options = None
   _globals['_OPENSESSIONREQUEST_ENVENTRY']._serialized_options = b'8\001'
+  _globals['_SESSIONSERVICE'].methods_by_name['ListSessions']._loaded_options = None
+  _globals['_SESSIONSERVICE'].methods_by_name['ListSessions']._serialized_options = b'\220\002\002'
+  _globals['_SESSIONSERVICE'].methods_by_name['CloseSession']._loaded_options = None
+  _globals['_SESSIONSERVICE'].methods_by_name['CloseSession']._serialized_options = b'\220\002\002'
   _globals['_OPENSESSIONREQUEST']._serialized_start=90
   _globals['_OPENSESSIONREQUEST']._serialized_end=252
   _globals['_OPENSESSIONREQUEST_ENVENTRY']._serialized_start=210
@@ -55,5 +59,5 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CLOSESESSIONRESPONSE']._serialized_start=679
   _globals['_CLOSESESSIONRESPONSE']._serialized_end=701
   _globals['_SESSIONSERVICE']._serialized_start=704
-  _globals['_SESSIONSERVICE']._serialized_end=1085
+  _globals['_SESSIONSERVICE']._serialized_end=1095
 # @@protoc_insertion_point(module_scope)
