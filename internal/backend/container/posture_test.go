@@ -21,7 +21,16 @@ import (
 // was when somebody last looked at the golden file: after a create, after a
 // command, and with many threads.
 func TestPosture(t *testing.T) {
-	h := newHost(t, func(c *Config) { c.Debug = false }) // which shares this process's stderr
+	for name, forced := range map[string]bool{"as here": false, "as with nsdelegate": true} {
+		t.Run(name, func(t *testing.T) { testPosture(t, forced) })
+	}
+}
+
+func testPosture(t *testing.T, commandNamespaces bool) {
+	h := newHost(t, func(c *Config) {
+		c.Debug = false // which shares this process's stderr
+		c.CommandNamespaces = commandNamespaces
+	})
 	s := h.createAs(func(r *backend.CreateRequest) { r.Spec.Limits.Pids = 256 })
 	var all strings.Builder
 	show := func(title string, pid int) {
@@ -37,7 +46,11 @@ func TestPosture(t *testing.T) {
 	}
 	show("command with 100 threads", threads.pid)
 	show("PID 1 after 100 threads", s.pid1())
-	golden(t, "posture.golden", all.String())
+	file := "posture.golden"
+	if h.b.tree.CommandNamespaces() {
+		file = "posture-nsdelegate.golden"
+	}
+	golden(t, file, all.String())
 
 	// The control: what is looked at differs where nothing is confined.
 	free := exec.Command("cat")
