@@ -272,7 +272,7 @@ void call_writable(struct conn *c) {
 }
 
 bool call_survives(struct conn *c) {
-	return c->wait == WAIT_NOTHING || c->wait == WAIT_FILES || (c->wait == WAIT_EXEC && c->p->detached);
+	return c->wait == WAIT_NOTHING || c->wait == WAIT_FILES || (c->wait == WAIT_EXEC && (c->p->detached || c->p->orphan));
 }
 
 static void unlink_waiter(struct conn **list, const struct conn *c) {

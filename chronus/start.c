@@ -208,6 +208,12 @@ void process_exec_told(struct process *p, bool ended) {
 	input_feed(p);
 	struct conn *c = p->starter;
 	p->starter = NULL;
+	if (c && c->half && !p->detached) {
+		// It went away, and sees its end when the orphan can be seen.
+		c->wait = WAIT_NOTHING;
+		conn_close(c);
+		c = NULL;
+	}
 	if (p->session) {
 		session_started(p->session, c);
 	} else if (!c) {
