@@ -77,12 +77,28 @@ func (l *Local) request(ctx context.Context, req *http.Request) *http.Request {
 	r := &http.Request{
 		Method: req.Method, URL: &url.URL{Path: req.URL.Path, RawQuery: req.URL.RawQuery}, RequestURI: req.URL.RequestURI(),
 		Proto: "HTTP/2.0", ProtoMajor: 2, Header: maps.Clone(req.Header), Host: req.URL.Host,
-		Body: req.Body, ContentLength: req.ContentLength,
+		Body: http.NoBody, ContentLength: req.ContentLength,
 	}
-	if r.Body == nil {
-		r.Body = http.NoBody
+	if req.Body != nil && req.Body != http.NoBody {
+		r.Body = &body{req.Body, req.Context()}
 	}
 	return r.WithContext(ctx)
+}
+
+// body is a request's. That of a call which was given up has no end: whoever
+// gives up may close his side of it as if it were complete.
+type body struct {
+	io.ReadCloser
+	ctx context.Context // the caller's
+}
+
+// Read implements io.Reader.
+func (b *body) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if err == io.EOF && b.ctx.Err() != nil { //nolint:errorlint // a Read's own EOF
+		err = context.Cause(b.ctx)
+	}
+	return n, err
 }
 
 func closeBody(req *http.Request) {

@@ -188,6 +188,29 @@ func TestLocalEndsAnUploadThatIsAnsweredEarly(t *testing.T) {
 	}
 }
 
+// An upload that was given up must not look complete, also where its sender then
+// closes it in order, as Connect's client does.
+func TestLocalUploadThatWasGivenUpHasNoEnd(t *testing.T) {
+	ended := make(chan error, 1)
+	h := func(_ http.ResponseWriter, r *http.Request) {
+		_, err := io.ReadAll(r.Body)
+		ended <- err
+	}
+	r, w := io.Pipe()
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		_, _ = io.WriteString(w, "half of it")
+		cancel()
+		_ = w.Close()
+	}()
+	if _, err := local(t, h)(ctx, stream, r); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v", err)
+	}
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Errorf("the handler read to %v", err)
+	}
+}
+
 func TestLocalKeepsAPanicToItsCall(t *testing.T) {
 	h := func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = io.WriteString(w, "half")

@@ -332,6 +332,9 @@ func (k *call) stream() {
 			return
 		}
 		err := k.message()
+		if cerr := k.req.Context().Err(); cerr != nil {
+			err = cerr // whoever gives up may close his side as if it were complete
+		}
 		if err == io.EOF { //nolint:errorlint // wrapped it would be half a message
 			_, _ = k.c.w.WriteString("0\r\n\r\n")
 			_ = k.c.w.Flush()
