@@ -66,6 +66,9 @@ func (l *Local) RoundTrip(req *http.Request) (*http.Response, error) {
 		cancel()
 	}()
 	status, header, err := p.head()
+	if err == nil {
+		err = req.Context().Err()
+	}
 	if err != nil {
 		return nil, err
 	}
