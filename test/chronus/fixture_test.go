@@ -119,19 +119,19 @@ func (o *output) String() string {
 // killAll ends what the test's commands left.
 func (f *fixture) killAll(t testing.TB) {
 	ctx := context.Background()
-	list, err := f.Processes(ctx)
-	if err != nil {
-		t.Errorf("at the end of the test: %v", err)
-		return
-	}
-	for _, p := range list {
-		if p.Outcome == nil || p.Lingering {
-			_ = f.Signal(ctx, p.ID, 9, true) // a conflict where it has just ended
-		}
-	}
 	eventually(t, "every command ends", func() bool {
-		info, err := f.Info(ctx)
-		return err != nil || info.Processes == 0
+		list, err := f.Processes(ctx)
+		for _, p := range list {
+			if p.Outcome == nil || p.Lingering {
+				_ = f.Signal(ctx, p.ID, 9, true) // a conflict where it has just ended
+			}
+		}
+		info, ierr := f.Info(ctx)
+		if err != nil || ierr != nil {
+			t.Errorf("at the end of the test: %v, %v", err, ierr)
+			return true
+		}
+		return info.Processes == 0
 	})
 }
 
