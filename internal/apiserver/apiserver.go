@@ -43,6 +43,9 @@ type Server struct {
 	layers  *layerNames
 	log     *slog.Logger
 	metrics *metrics
+
+	stopping context.Context // ended by Stopping
+	stop     context.CancelFunc
 }
 
 // New makes a Server. Close it before what it was made of.
@@ -51,7 +54,9 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
+	stopping, stop := context.WithCancel(context.WithoutCancel(ctx))
 	return &Server{
+		stopping: stopping, stop: stop,
 		iam:     cfg.IAM,
 		edges:   cfg.Edges,
 		layers:  layers,
@@ -60,8 +65,15 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 	}, nil
 }
 
+// Stopping ends the streams that wait for their client's next request, so that
+// a stop does not wait for them. Requests under way go on.
+func (s *Server) Stopping() { s.stop() }
+
 // Close ends what the server runs for itself.
-func (s *Server) Close() { s.layers.close() }
+func (s *Server) Close() {
+	s.stop()
+	s.layers.close()
+}
 
 // Handler serves every route of the public API.
 func (s *Server) Handler() http.Handler {

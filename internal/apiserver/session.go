@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net/http"
+	"time"
 
 	"connectrpc.com/connect"
 
@@ -36,13 +38,20 @@ func (s sessionService) RunCommand(ctx context.Context, req *connect.Request[dse
 // at the edge: a session runs one at a time, so that a stream to the edge would
 // only be one more to keep. All go to the sandbox that the first one names.
 func (s sessionService) RunCommands(ctx context.Context, in *connect.BidiStream[dsecv1.RunCommandRequest, dsecv1.ProcessEvent]) error {
+	if out := daemon.AnswerOf(ctx); out != nil {
+		conn := http.NewResponseController(out)
+		defer context.AfterFunc(s.s.stopping, func() { _ = conn.SetReadDeadline(time.Now()) })()
+	}
 	var edge *watcher.Edge
 	id := ""
 	for {
 		msg, err := in.Receive()
-		if errors.Is(err, io.EOF) {
+		switch {
+		case errors.Is(err, io.EOF):
 			return nil
-		} else if err != nil {
+		case err != nil && s.s.stopping.Err() != nil:
+			return dsec.Errorf(dsec.CodeUnavailable, "the server stops; the session goes on")
+		case err != nil:
 			return gone(err)
 		}
 		if edge == nil {

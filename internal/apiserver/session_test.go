@@ -83,3 +83,27 @@ func TestSessionCommandsInOneBody(t *testing.T) {
 		t.Errorf("another sandbox: %q", got)
 	}
 }
+
+// A stop does not wait for a client that has a session open and says nothing.
+func TestStoppingEndsIdleSessionStreams(t *testing.T) {
+	stub := newStub("fake")
+	h2 := &http.Transport{Protocols: new(http.Protocols)}
+	h2.Protocols.SetUnencryptedHTTP2(true)
+	t.Cleanup(h2.CloseIdleConnections)
+	for name, tr := range map[string]http.RoundTripper{"HTTP/1.1": nil, "HTTP/2": h2} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, stub)
+			c, err := client.New(client.Options{URL: r.url, APIKey: r.secret, Transport: tr})
+			check(t, err)
+			t.Cleanup(c.Close)
+			sess := c.Sandbox(string(dsec.NewSandboxID(stub.id))).Session("s")
+			_, err = sess.Run(t.Context(), "one", 0, nil, nil)
+			check(t, err)
+			r.http.Config.RegisterOnShutdown(r.server.Stopping)
+			check(t, r.http.Config.Shutdown(t.Context())) // returns when no call is left
+			if _, err := sess.Run(t.Context(), "two", 0, nil, nil); dsec.CodeOf(err) != dsec.CodeUnavailable {
+				t.Errorf("after the stop: %v", err)
+			}
+		})
+	}
+}

@@ -236,6 +236,8 @@ func (e *stubEdge) set(f func()) {
 type rig struct {
 	t      testing.TB
 	url    string
+	http   *httptest.Server
+	server *Server
 	iam    *iam.IAM
 	secret string // of project "a"
 	other  string // of project "b"
@@ -272,7 +274,7 @@ func newRigOver(t testing.TB, endpoints []watcher.Endpoint) *rig {
 	hs.Config.ErrorLog = slog.NewLogLogger(log.Handler(), slog.LevelDebug)
 	hs.Start()
 	t.Cleanup(hs.Close)
-	r := &rig{t: t, url: hs.URL, iam: keys}
+	r := &rig{t: t, url: hs.URL, http: hs, server: srv, iam: keys}
 	_, r.secret, err = keys.Create(t.Context(), "a", time.Time{})
 	check(t, err)
 	_, r.other, err = keys.Create(t.Context(), "b", time.Time{})
