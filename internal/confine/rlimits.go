@@ -11,6 +11,11 @@ type Rlimit struct {
 // maxNofile is what a command may open, where the host lets us give as much.
 const maxNofile = 65536
 
+// maxSigpending is how many timers and queued signals one user of a sandbox may
+// have. The kernel counts those of all sandboxes against one limit of the
+// host's root, which one sandbox would reach by itself.
+const maxSigpending = 1024
+
 // Rlimits are those of every command. Files are bounded by the hard limit of
 // this process too, which it may be unable to raise. No core files: they would
 // land on the sandbox's disk, and a pattern that names a program is the host's.
@@ -19,9 +24,14 @@ func Rlimits() ([]Rlimit, error) {
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err != nil {
 		return nil, err
 	}
-	n := min(maxNofile, files.Max)
+	var signals unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_SIGPENDING, &signals); err != nil {
+		return nil, err
+	}
+	n, s := min(maxNofile, files.Max), min(maxSigpending, signals.Max)
 	return []Rlimit{
 		{unix.RLIMIT_NOFILE, n, n},
+		{unix.RLIMIT_SIGPENDING, s, s},
 		{unix.RLIMIT_CORE, 0, 0},
 	}, nil
 }
