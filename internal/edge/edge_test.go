@@ -2,6 +2,7 @@ package edge_test
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"net/http"
 	"testing"
@@ -228,20 +229,28 @@ func (n *node) get(id string) *dsecv1.Sandbox {
 	return res.Msg.Sandbox
 }
 
-// waitState polls until a sandbox is in a state: nothing tells of a change.
-func (n *node) waitState(id, state string) *dsecv1.Sandbox {
+// waitState waits until a sandbox is in a state: nothing tells of a change.
+func (n *node) waitState(id, state string) (s *dsecv1.Sandbox) {
 	n.t.Helper()
-	deadline := time.Now().Add(20 * time.Second)
-	for {
-		s := n.get(id)
-		if s.State == state {
-			return s
+	testutil.WaitFor(n.t, 20*time.Second, "the sandbox is "+state, func() error {
+		if s = n.get(id); s.State != state {
+			return fmt.Errorf("it is %s (%s)", s.State, s.Reason)
 		}
-		if time.Now().After(deadline) {
-			n.t.Fatalf("sandbox is %s (%s), want %s", s.State, s.Reason, state)
+		return nil
+	})
+	return s
+}
+
+// quiet waits until no call is in progress: nothing tells that the edge has
+// seen a client leave.
+func (n *node) quiet() {
+	n.t.Helper()
+	testutil.WaitFor(n.t, 20*time.Second, "all calls end", func() error {
+		if calls := n.edge.Calls(); calls > 0 {
+			return fmt.Errorf("%d are in progress", calls)
 		}
-		time.Sleep(time.Millisecond)
-	}
+		return nil
+	})
 }
 
 // wantError checks code and field of an error that crossed the API.

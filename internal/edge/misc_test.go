@@ -18,6 +18,7 @@ import (
 	"github.com/opendsec/dsec/internal/backend"
 	"github.com/opendsec/dsec/internal/backend/fake"
 	"github.com/opendsec/dsec/internal/edge"
+	"github.com/opendsec/dsec/internal/testutil"
 	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
 )
 
@@ -124,14 +125,13 @@ func TestManyExecsAtOnce(t *testing.T) {
 	if right.Load() == 0 || right.Load()+refused.Load()+left.Load() != 300 {
 		t.Errorf("%d right, %d refused, %d left", right.Load(), refused.Load(), left.Load())
 	}
-	for n.edge.Calls() > 0 {
-		time.Sleep(time.Millisecond) // the edge still kills those whose client left
-	}
-	for deadline := time.Now().Add(20 * time.Second); n.runs(id) > 0; time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("%d processes run still", n.runs(id))
+	n.quiet() // the edge still kills those whose client left
+	testutil.WaitFor(t, 20*time.Second, "the processes end", func() error {
+		if runs := n.runs(id); runs > 0 {
+			return fmt.Errorf("%d run", runs)
 		}
-	}
+		return nil
+	})
 	if res := n.shell(id, "echo alive"); string(res.Stdout) != "alive\n" {
 		t.Errorf("afterwards: %q", res.Stdout)
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/backend/fake"
 	"github.com/opendsec/dsec/internal/edge"
+	"github.com/opendsec/dsec/internal/testutil"
 	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
 )
 
@@ -186,9 +187,7 @@ func TestClientGoneKillsItsCommand(t *testing.T) {
 		t.Fatal(err, watch.Err())
 	}
 	cancel()
-	for n.edge.Calls() > 0 {
-		time.Sleep(time.Millisecond) // no event tells that the edge has seen it
-	}
+	n.quiet()
 	if _, err := n.process.Signal(t.Context(), connect.NewRequest(&dsecv1.SignalRequest{SandboxId: id, ProcessId: p, Signal: 15, Tree: true})); err != nil {
 		t.Fatal(err)
 	}
@@ -211,20 +210,22 @@ func TestClientGoneKillsItsCommand(t *testing.T) {
 }
 
 // running waits until one process of the sandbox runs, and returns it.
-func (n *node) running(id string) uint64 {
+func (n *node) running(id string) (process uint64) {
 	n.t.Helper()
-	for {
+	testutil.WaitFor(n.t, 20*time.Second, "a process runs", func() error {
 		list, err := n.process.ListProcesses(n.t.Context(), connect.NewRequest(&dsecv1.ListProcessesRequest{SandboxId: id}))
 		if err != nil {
-			n.t.Fatal(err)
+			return err
 		}
 		for _, p := range list.Msg.Processes {
 			if p.Outcome == nil {
-				return p.ProcessId
+				process = p.ProcessId
+				return nil
 			}
 		}
-		time.Sleep(time.Millisecond)
-	}
+		return errors.New("none does")
+	})
+	return process
 }
 
 func TestGroupsAreAddedAsNeeded(t *testing.T) {
@@ -307,18 +308,21 @@ func TestSlowReaderHoldsNoMemory(t *testing.T) {
 	// window of the stream.
 	p := stream.Msg().GetStarted().ProcessId
 	var before uint64
-	for {
+	same := 0
+	testutil.WaitFor(t, time.Minute, "the command is held", func() error {
 		list, err := n.process.ListProcesses(t.Context(), connect.NewRequest(&dsecv1.ListProcessesRequest{SandboxId: id}))
 		if err != nil {
-			t.Fatal(err)
+			return err
 		}
-		if next := list.Msg.Processes[0].NextSeq; next == before && next > 0 {
-			break
-		} else {
-			before = next
+		next := list.Msg.Processes[0].NextSeq
+		if same++; next != before || next == 0 {
+			before, same = next, 0
 		}
-		time.Sleep(20 * time.Millisecond) // as long as it still writes, the count moves
-	}
+		if same < 6 { // looks, further and further apart: as long as it writes, the count moves
+			return fmt.Errorf("it has written %d bytes", next)
+		}
+		return nil
+	})
 	if before > 16<<20 {
 		t.Errorf("%d bytes went out without a reader", before)
 	}
