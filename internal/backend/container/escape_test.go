@@ -110,6 +110,30 @@ func TestNoWayThroughProc(t *testing.T) {
 			_, _ = s.try(chronusapi.Command{Argv: []string{path}, Cwd: "/"})
 		}
 	}
+	// The same by a link that the agent made, and for a session.
+	for n := range 64 {
+		link := fmt.Sprint("/tmp/work", n)
+		s.sh(fmt.Sprintf("ln -s /proc/self/fd/%d %s", n, link))
+		if o, err := s.try(chronusapi.Command{Argv: []string{"/bin/sh", "-c", look}, Cwd: link}); err == nil {
+			t.Errorf("cwd %s, a link to /proc/self/fd/%d: %q", link, n, o.out)
+		}
+		if sess, err := s.client.OpenSession(t.Context(), chronusapi.SessionRequest{Env: []string{"PATH=/bin"}, Cwd: link}); err == nil {
+			t.Errorf("a session in %s, a link to /proc/self/fd/%d", link, n)
+			_ = s.client.CloseSession(t.Context(), sess.ID)
+		}
+		if got, err := s.read(link); err == nil {
+			t.Errorf("%s reads %.100q", link, got)
+		}
+		if _, err := s.client.Upload(t.Context(), chronusapi.UploadRequest{Path: link + "/up"}, strings.NewReader(strings.Repeat("\x00", 1024))); err == nil {
+			t.Errorf("something can be put into %s", link)
+		}
+	}
+	sess, err := s.client.OpenSession(t.Context(), chronusapi.SessionRequest{Env: []string{"PATH=/bin"}, Cwd: "/tmp"})
+	if err != nil {
+		t.Errorf("control: a session in /tmp: %v", err)
+	} else {
+		check(t, s.client.CloseSession(t.Context(), sess.ID))
+	}
 	if refused < 100 {
 		t.Errorf("only %d working directories were refused", refused)
 	}
