@@ -340,7 +340,7 @@ func family(t testing.TB, pid int) []int {
 	check(t, err)
 	for _, task := range tasks {
 		text, _ := os.ReadFile(task)
-		for _, child := range strings.Fields(string(text)) {
+		for child := range strings.FieldsSeq(string(text)) {
 			n, err := strconv.Atoi(child)
 			check(t, err)
 			all = append(all, family(t, n)...)

@@ -67,7 +67,7 @@ func take(args []string) {
 		n--
 	}
 	say(fmt.Sprint("took ", n), err)
-	fmt.Println("ready")
+	fmt.Fprintln(os.Stdout, "ready")
 	_, _ = io.Copy(io.Discard, os.Stdin)
 }
 

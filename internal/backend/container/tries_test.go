@@ -87,7 +87,7 @@ func replay(args []string) {
 				continue
 			}
 			if unix.Connect(s, &unix.SockaddrUnix{Name: name}) == nil {
-				fmt.Printf("connected %q\n", name)
+				fmt.Fprintf(os.Stdout, "connected %q\n", name)
 				write(s)
 			}
 			unix.Close(s)
@@ -96,7 +96,7 @@ func replay(args []string) {
 	for fd := range 3 {
 		write(fd)
 	}
-	fmt.Println("\nwritten to", places)
+	fmt.Fprintln(os.Stdout, "\nwritten to", places)
 }
 
 func hashFile(args []string) {
@@ -105,7 +105,7 @@ func hashFile(args []string) {
 		say("hash", err)
 		return
 	}
-	fmt.Printf("%x %s %q\n", sha256.Sum256(data), args[1], os.Environ())
+	fmt.Fprintf(os.Stdout, "%x %s %q\n", sha256.Sum256(data), args[1], os.Environ())
 }
 
 // untilInputEnds reports whether to go on.
@@ -127,7 +127,7 @@ func untilInputEnds() func() bool {
 
 func swap(args []string) {
 	more := untilInputEnds()
-	fmt.Println("ready")
+	fmt.Fprintln(os.Stdout, "ready")
 	for more() {
 		if err := unix.Renameat2(unix.AT_FDCWD, args[0], unix.AT_FDCWD, args[1], unix.RENAME_EXCHANGE); err != nil {
 			say("swap", err)
@@ -155,7 +155,7 @@ func inodes(args []string) {
 	for ; err == nil && n < 10_000_000; n++ {
 		err = one(dir + "/" + strconv.Itoa(n))
 	}
-	fmt.Println("made", n)
+	fmt.Fprintln(os.Stdout, "made", n)
 	say("end", err)
 }
 
@@ -169,7 +169,7 @@ func hog(args []string) {
 	for i := 0; i < size; i += 4096 {
 		b[i] = 1
 	}
-	fmt.Println("ready")
+	fmt.Fprintln(os.Stdout, "ready")
 	for range 8 {
 		go func() {
 			runtime.LockOSThread()
@@ -201,7 +201,7 @@ func netlink([]string) {
 			say(name, err)
 		}
 		for _, m := range messages {
-			fmt.Printf("%s message %d: %q\n", name, m.Header.Type, m.Data)
+			fmt.Fprintf(os.Stdout, "%s message %d: %q\n", name, m.Header.Type, m.Data)
 		}
 	}
 }
@@ -214,7 +214,7 @@ func network(args []string) {
 			failed++
 			return
 		}
-		fmt.Println("reached", how, to)
+		fmt.Fprintln(os.Stdout, "reached", how, to)
 	}
 	for _, arg := range args {
 		to := netip.MustParseAddrPort(arg)
@@ -250,7 +250,7 @@ func network(args []string) {
 			})
 		}
 	}
-	fmt.Println("failed", failed)
+	fmt.Fprintln(os.Stdout, "failed", failed)
 }
 
 func sockaddr(a netip.AddrPort) unix.Sockaddr {
