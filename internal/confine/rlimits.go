@@ -12,8 +12,8 @@ type Rlimit struct {
 const maxNofile = 65536
 
 // maxSigpending is how many timers and queued signals one user of a sandbox may
-// have. The kernel counts those of all sandboxes against one limit of the
-// host's root, which one sandbox would reach by itself.
+// have. All users of a sandbox share the host's limit of one user, see asOwner of
+// the container backend.
 const maxSigpending = 1024
 
 // Rlimits are those of every command. Files are bounded by the hard limit of

@@ -69,7 +69,7 @@ func checks() []check {
 		{"raise limits", Recommended, resource, "give dsec CAP_SYS_RESOURCE: without, it keeps neither its own oom_score_adj nor 65,536 files for commands"},
 		{"open files", Recommended, nofile, "raise the hard limit: LimitNOFILE=1048576 in the systemd unit, or /etc/security/limits.conf"},
 		{"process numbers", Recommended, pidMax, "sysctl -w kernel.pid_max=4194304"},
-		{"shared tables", Recommended, sharedTables, "sysctl -w fs.inotify.max_user_instances=1048576 fs.inotify.max_user_watches=67108864 fs.aio-max-nr=1073741824 kernel.pty.max=1048576"},
+		{"shared tables", Recommended, sharedTables, "sysctl -w fs.aio-max-nr=1073741824 kernel.pty.max=1048576"},
 		{"swap", Optional, swap, "give the node swap or zram: paused sandboxes free their memory only with it"},
 		{"landlock", Recommended, landlock, "put landlock in the kernel's list of LSMs; the import helper is confined by it"},
 		{"apparmor", Optional, apparmor, "boot with apparmor=1 security=apparmor for one more layer around containers"},
@@ -298,14 +298,14 @@ func nofile(context.Context, Options) (string, error) {
 }
 
 // sharedTables looks at what the kernel counts for all sandboxes together: one
-// that takes all leaves none to others, and none to the host. What is taken of
-// the first three is charged to the sandbox's memory, so a large limit is no risk.
+// that takes all, or some that take what each may, leave none to others. What it
+// counts by user (inotify, queued signals) is each sandbox's own.
 func sharedTables(context.Context, Options) (string, error) {
 	var small []string
 	for _, table := range []struct {
 		path string
 		want int64
-	}{{"fs/inotify/max_user_instances", 1 << 17}, {"fs/inotify/max_user_watches", 1 << 22}, {"fs/aio-max-nr", 1 << 24}, {"kernel/pty/max", 1 << 17}} {
+	}{{"fs/aio-max-nr", 1 << 24}, {"kernel/pty/max", 1 << 17}} {
 		text, err := os.ReadFile("/proc/sys/" + table.path)
 		if errors.Is(err, os.ErrNotExist) {
 			continue // the kernel has no such table
@@ -318,9 +318,9 @@ func sharedTables(context.Context, Options) (string, error) {
 		}
 	}
 	if len(small) == 0 {
-		return "inotify, aio and terminals for every sandbox", nil
+		return "aio and terminals for every sandbox", nil
 	}
-	return strings.Join(small, ", "), errors.New("one sandbox can take all that there is of them")
+	return strings.Join(small, ", "), errors.New("a few sandboxes can take all that there is of them")
 }
 
 func pidMax(context.Context, Options) (string, error) {

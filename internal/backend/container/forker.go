@@ -22,10 +22,16 @@ type forker struct {
 	masks   *maskList // that program covers
 }
 
+const secbitNoSetuidFixup = 1 << 2 // of linux/securebits.h
+
 func newForker(s *shells) *forker { return &forker{s: s} }
 
 // serve starts containers until the socket closes.
 func (f *forker) serve() error {
+	// The thread's capabilities stay when its user changes; see asOwner.
+	if err := unix.Prctl(unix.PR_SET_SECUREBITS, secbitNoSetuidFixup, 0, 0, 0); err != nil {
+		return fmt.Errorf("securebits: %w", err)
+	}
 	buffer := newPacketBuffer()
 	for {
 		var req request
@@ -60,7 +66,7 @@ func (f *forker) start(id uint64, base uint32, listener, cgroup int) {
 		return
 	}
 	defer unix.Close(pair[0])
-	child, err := f.clone(listener, cgroup, pair[1])
+	child, err := f.clone(base, listener, cgroup, pair[1])
 	_ = unix.Close(pair[1])
 	if err != nil {
 		f.answer(reply{ID: id, Error: toWire(err)}, nil)
@@ -95,7 +101,7 @@ func awaitEnd(socket int) {
 }
 
 // clone starts the child, which waits for a byte from the other end of goFD.
-func (f *forker) clone(listener, cgroup, goFD int) (*rawexec.Child, error) {
+func (f *forker) clone(base uint32, listener, cgroup, goFD int) (*rawexec.Child, error) {
 	masks, err := f.s.procMasks()
 	if err != nil {
 		return nil, err
@@ -116,10 +122,11 @@ func (f *forker) clone(listener, cgroup, goFD int) (*rawexec.Child, error) {
 	if !f.s.commandNamespaces {
 		flags |= unix.CLONE_NEWCGROUP
 	}
-	child, err := f.program.with(listener, goFD).Start(rawexec.Options{
-		Flags:  flags,
-		Pidfd:  true,
-		Cgroup: cgroup,
+	program := f.program.with(listener, goFD)
+	var child *rawexec.Child
+	err = asOwner(base, func() (err error) {
+		child, err = program.Start(rawexec.Options{Flags: flags, Pidfd: true, Cgroup: cgroup})
+		return err
 	})
 	if err != nil {
 		_ = unix.Close(slot.fd)
@@ -127,6 +134,31 @@ func (f *forker) clone(listener, cgroup, goFD int) (*rawexec.Child, error) {
 	}
 	f.s.slots.began(slot, child.PID)
 	return child, nil
+}
+
+// asOwner calls f with the effective user ID owner, and all capabilities. What
+// the kernel counts by user (inotify, queued signals, locked memory, user
+// namespaces) is charged in the host to the owner of a sandbox's user namespace,
+// and that is who made it. Were it root, all sandboxes would share root's limits
+// with the host, and one could use them up.
+func asOwner(owner uint32, f func() error) error {
+	if err := setEUID(owner); err != nil {
+		return err
+	}
+	err := f()
+	if rerr := setEUID(0); rerr != nil {
+		panic(rerr) // a thread that is nobody it should be starts nothing more
+	}
+	return err
+}
+
+// setEUID is that of this thread alone, which is why it is no call of unix.
+func setEUID(id uint32) error {
+	const keep = ^uintptr(0)
+	if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, keep, uintptr(id), keep); errno != 0 {
+		return fmt.Errorf("set the thread's effective user: %w", errno)
+	}
+	return nil
 }
 
 // mapIDs maps the container's IDs to its range of the host's, and returns a

@@ -75,9 +75,7 @@ func take(args []string) {
 // together, or for all that its root makes; until each sandbox has its own part
 // of them, a neighbour that gets none is told of and no failure.
 var shared = map[string]string{
-	"inotify": "fs.inotify.max_user_instances counts all sandboxes as the host's root: raise it on the host, what is taken is charged to the sandbox's memory",
-	"aio":     "fs.aio-max-nr counts all of the host: raise it, what is taken is charged to the sandbox's memory",
-	"pty":     "kernel.pty.max counts all sandboxes, each may have 1024 of 3072: mount devpts with a smaller max, or raise it",
+	"aio": "fs.aio-max-nr counts all of the host: raise it, what is taken is charged to the sandbox's memory",
 }
 
 // Sandboxes that take all they can get of what the kernel counts for many leave
