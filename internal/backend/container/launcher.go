@@ -175,11 +175,13 @@ func (r *launcherRun) call(ctx context.Context, req request, fds ...int) (answer
 	return a, err
 }
 
-// starting is a request that waits for its answer.
+// starting is a request that waits for its answer. It is for one goroutine at a
+// time.
 type starting struct {
-	run *launcherRun
-	id  uint64
-	ch  chan answer
+	run      *launcherRun
+	id       uint64
+	ch       chan answer
+	answered bool // the answer was taken from ch
 }
 
 func (r *launcherRun) send(req request, fds ...int) (*starting, error) {
@@ -211,6 +213,7 @@ func (s *starting) answer(ctx context.Context) (a answer, err error) {
 	case <-ctx.Done():
 		return answer{}, context.Cause(ctx)
 	}
+	s.answered = true
 	if a.Error != nil {
 		closeAll(a.fds)
 		return answer{}, a.Error.err()
@@ -218,9 +221,10 @@ func (s *starting) answer(ctx context.Context) (a answer, err error) {
 	return a, nil
 }
 
-// abandon lets the descriptors of the answer be closed when they come.
+// abandon lets the descriptors of the answer be closed when they come. It does
+// nothing where answer has returned them, or the error in their place.
 func (s *starting) abandon() {
-	if !s.run.forget(s.id) { // the answer is on its way to ch
+	if !s.answered && !s.run.forget(s.id) { // the answer is on its way to ch
 		closeAll((<-s.ch).fds)
 	}
 }

@@ -26,7 +26,6 @@ type pool struct {
 	wake   chan struct{} // something was taken
 
 	mu     sync.Mutex
-	closed bool
 	shells []*shell
 	kinds  []*demand // asked for lately, the last one first
 }

@@ -87,7 +87,7 @@ func (sh *shell) started(ctx context.Context) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
 	defer cancel()
 	sh.proc, sh.userns, err = sh.pending.wait(ctx)
-	if err == nil || ctx.Err() == nil { // else destroy waits for it
+	if sh.pending.answered || ctx.Err() == nil { // else destroy waits for it
 		sh.pending = nil
 	}
 	return err
