@@ -24,6 +24,8 @@ func TestMain(m *testing.M) {
 		os.Exit(m.Run())
 	case "try":
 		try()
+	case "socket":
+		makeSocket()
 	case "x32":
 		attach(Filter(), unix.SECCOMP_FILTER_FLAG_TSYNC)
 		_, _, _ = unix.RawSyscall(x32|unix.SYS_GETPID, 0, 0, 0)

@@ -115,7 +115,7 @@ func (f *forker) clone(base uint32, listener, cgroup, goFD int) (*rawexec.Child,
 	}
 	// The child is born in the slot's namespace; this thread does nothing else with it.
 	if err := unix.Setns(slot.fd, unix.CLONE_NEWNET); err != nil {
-		_ = unix.Close(slot.fd)
+		f.s.slots.drop(slot)
 		return nil, fmt.Errorf("network slot: %w", err)
 	}
 	var flags uint64 = unix.CLONE_VM | unix.CLONE_NEWUSER | unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS
@@ -129,7 +129,7 @@ func (f *forker) clone(base uint32, listener, cgroup, goFD int) (*rawexec.Child,
 		return err
 	})
 	if err != nil {
-		_ = unix.Close(slot.fd)
+		f.s.slots.drop(slot)
 		return nil, err
 	}
 	f.s.slots.began(slot, child.PID)

@@ -6,12 +6,14 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"runtime"
 	"runtime/debug"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/opendsec/dsec/internal/cgroup"
+	"github.com/opendsec/dsec/internal/confine"
 )
 
 // launcherEnv marks a process as the launcher, for binaries that have other
@@ -89,6 +91,7 @@ func openLauncher(h *helloRequest, conn *packetSocket, chronus, files *os.File) 
 	if err != nil {
 		return nil, err
 	}
+	watch := watchSockets(filepath.Join(tree.Layout().V2, h.Cgroup))
 	err = tree.Join() // what is started from here on needs no move
 	if cerr := tree.Close(); err == nil {
 		err = cerr
@@ -96,11 +99,29 @@ func openLauncher(h *helloRequest, conn *packetSocket, chronus, files *os.File) 
 	if err != nil {
 		return nil, err
 	}
-	s, err := openShells(h, conn, chronus, files)
+	s, err := openShells(h, conn, watch, chronus, files)
 	if err != nil {
 		return nil, fmt.Errorf("platform: %w", err)
 	}
 	return s, nil
+}
+
+// watchSockets watches the whole tree for as long as this process lives: its
+// slots live no longer. Where the kernel cannot, slots are looked at more
+// closely.
+func watchSockets(dir string) *confine.SocketWatch {
+	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err == nil {
+		defer unix.Close(fd)
+		var watch *confine.SocketWatch
+		if watch, err = confine.NewSocketWatch(fd, watchRoom); err == nil {
+			return watch
+		}
+	}
+	if !errors.Is(err, errors.ErrUnsupported) {
+		fmt.Fprintln(os.Stderr, "dsec launcher:", err)
+	}
+	return nil
 }
 
 // reap waits for children, which are the PID 1s of containers. What became of

@@ -9,17 +9,21 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/opendsec/dsec/internal/confine"
 )
 
 // netSlots holds network namespaces ready: each has a loopback interface that
 // is up, and nothing else. Making one and its end cost more CPU than all mounts
 // of a container, so one in which no socket has left a trace is used again
-// (see netstate.go). Most commands never make a socket.
+// (see netstate.go). Most commands never make a socket, which the kernel tells
+// at once where it has the program for that.
 //
 // The slot of a container that ended waits until what its sockets may have set
 // off has happened, and is looked at when a new one is needed. Whatever is in
 // doubt, a slot is closed and another made.
 type netSlots struct {
+	watch *confine.SocketWatch // of all containers; nil where the kernel has none
 	ready chan readySlot
 
 	mu    sync.Mutex
@@ -46,9 +50,13 @@ const (
 
 // netSlot is a descriptor of a network namespace.
 type netSlot struct {
-	fd   int
-	uses int // containers that had it
+	fd     int
+	uses   int    // containers that had it
+	cookie uint64 // by which it is watched; 0 if it is not
 }
+
+// watchRoom is more slots than there are at a time.
+const watchRoom = 512
 
 type readySlot struct {
 	netSlot
@@ -62,10 +70,10 @@ type usedSlot struct {
 }
 
 // newNetSlots makes slots ahead, in the background.
-func newNetSlots(n int) *netSlots {
-	s := &netSlots{ready: make(chan readySlot, n), early: map[int]struct{}{}}
+func newNetSlots(n int, watch *confine.SocketWatch) *netSlots {
+	s := &netSlots{watch: watch, ready: make(chan readySlot, n), early: map[int]struct{}{}}
 	onThread(func() {
-		m := &slotMaker{}
+		m := &slotMaker{watch: watch}
 		for {
 			slot, err := s.next(m)
 			s.ready <- readySlot{slot, err} // an error is for who asks next
@@ -75,10 +83,18 @@ func newNetSlots(n int) *netSlots {
 }
 
 // take returns a slot that shows no trace of another container. The caller
-// closes it or gives it to began.
+// drops it or gives it to began.
 func (s *netSlots) take() (netSlot, error) {
 	slot := <-s.ready
 	return slot.netSlot, slot.err
+}
+
+// drop closes a slot.
+func (s *netSlots) drop(slot netSlot) {
+	if slot.cookie != 0 {
+		s.watch.Remove(slot.cookie)
+	}
+	_ = unix.Close(slot.fd)
 }
 
 // began says whose slot it is, whose PID 1 is a child of this process.
@@ -92,7 +108,7 @@ func (s *netSlots) began(slot netSlot, pid int) {
 		return
 	}
 	if len(s.used) >= maxUsedSlots {
-		_ = unix.Close(s.used[0].fd)
+		s.drop(s.used[0].netSlot)
 		s.used = append(s.used[:0], s.used[1:]...)
 	}
 	s.used = append(s.used, usedSlot{netSlot: slot, pid: pid})
@@ -118,7 +134,7 @@ func (s *netSlots) ended(pid int) {
 
 func (s *netSlots) bury(u usedSlot) {
 	if len(s.dead) >= maxDeadSlots {
-		_ = unix.Close(u.fd)
+		s.drop(u.netSlot)
 		return
 	}
 	u.ended = time.Now()
@@ -147,13 +163,14 @@ func (s *netSlots) next(m *slotMaker) (netSlot, error) {
 		if slot.uses < maxUses && m.clean(slot) {
 			return slot, nil
 		}
-		_ = unix.Close(slot.fd)
+		s.drop(slot)
 	}
 }
 
 // slotMaker makes and looks at slots on one thread, which nothing else uses.
 type slotMaker struct {
-	state *netState // how a new slot looks; nil before the first
+	watch *confine.SocketWatch // may be nil
+	state *netState            // how a new slot looks; nil before the first
 }
 
 // make moves the thread to a new network namespace and returns it.
@@ -161,7 +178,8 @@ func (m *slotMaker) make() (netSlot, error) {
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 		return netSlot{}, fmt.Errorf("network slot: %w", err)
 	}
-	if err := loopbackUp(); err != nil {
+	cookie, err := loopbackUp()
+	if err != nil {
 		return netSlot{}, fmt.Errorf("network slot: %w", err)
 	}
 	// The namespace is the host's, so root inside has no rights in it; with
@@ -175,7 +193,6 @@ func (m *slotMaker) make() (netSlot, error) {
 		}
 	}
 	if m.state == nil {
-		var err error
 		if m.state, err = newNetState(); err != nil {
 			return netSlot{}, fmt.Errorf("network slot: %w", err)
 		}
@@ -184,27 +201,42 @@ func (m *slotMaker) make() (netSlot, error) {
 	if err != nil {
 		return netSlot{}, fmt.Errorf("network slot: %w", err)
 	}
-	return netSlot{fd: fd}, nil
+	slot := netSlot{fd: fd}
+	// From here on this process makes no Internet socket there.
+	if m.watch != nil && m.watch.Add(cookie) == nil {
+		slot.cookie = cookie
+	}
+	return slot, nil
 }
 
-// clean moves the thread to a slot and reports whether it looks like a new one.
+// clean moves the thread to a slot, of which nobody else has a part any more,
+// and reports whether it looks like a new one.
 func (m *slotMaker) clean(slot netSlot) bool {
-	return m.state != nil && unix.Setns(slot.fd, unix.CLONE_NEWNET) == nil && m.state.same()
+	if m.state == nil || unix.Setns(slot.fd, unix.CLONE_NEWNET) != nil {
+		return false
+	}
+	if slot.cookie != 0 && m.watch.Quiet(slot.cookie) {
+		return m.state.sameButInternet()
+	}
+	// What was done there left nothing; the next one begins with no mark.
+	return m.state.same() && (slot.cookie == 0 || m.watch.Add(slot.cookie) == nil)
 }
 
-func loopbackUp() error {
+// loopbackUp sets the interface of the thread's namespace up, and returns the
+// cookie of the namespace.
+func loopbackUp() (cookie uint64, err error) {
 	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	defer unix.Close(s)
 	ifr, err := unix.NewIfreq("lo")
 	if err != nil {
-		return err
+		return 0, err
 	}
 	ifr.SetUint16(unix.IFF_UP | unix.IFF_RUNNING)
 	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(s), unix.SIOCSIFFLAGS, uintptr(unsafe.Pointer(ifr))); errno != 0 {
-		return errno
+		return 0, errno
 	}
-	return nil
+	return unix.GetsockoptUint64(s, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
 }

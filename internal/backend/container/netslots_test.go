@@ -1,15 +1,23 @@
 package container
 
 import (
+	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"strconv"
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
+	"github.com/opendsec/dsec/internal/cgroup"
+	"github.com/opendsec/dsec/internal/confine"
 	"github.com/opendsec/dsec/internal/testutil"
 )
 
@@ -38,6 +46,28 @@ var slotTraces = []struct {
 		return withSocket(unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_ROUTE, func(fd int) error {
 			return unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
 		})
+	}},
+	{"IPv4 route", true, func() error {
+		return askRoute(unix.AF_INET, loopback4[:])
+	}},
+	{"IPv6 route", false, func() error {
+		return askRoute(unix.AF_INET6, loopback6[:])
+	}},
+	{"socket sent over itself", true, func() error {
+		pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		if err == nil {
+			err = errors.Join(
+				unix.Sendmsg(pair[0], []byte("x"), unix.UnixRights(pair[1]), nil, 0),
+				unix.Sendmsg(pair[1], []byte("x"), unix.UnixRights(pair[0]), nil, 0))
+			closeAll(pair[:]) // the kernel collects it
+		}
+		return err
+	}},
+	{"no such protocol", true, func() error {
+		if _, err := unix.Socket(unix.AF_INET6, unix.SOCK_STREAM, unix.IPPROTO_UDP); err != unix.EPROTONOSUPPORT {
+			return fmt.Errorf("want no socket, have %v", err)
+		}
+		return nil
 	}},
 	{"TCP listener", true, func() error {
 		return withSocket(unix.AF_INET, unix.SOCK_STREAM, 0, func(fd int) error {
@@ -111,6 +141,34 @@ var (
 	loopback6 = [16]byte{15: 1}
 )
 
+// askRoute asks rtnetlink how an address is reached.
+func askRoute(family int, to []byte) error {
+	const attr = 4 // bytes of a struct rtattr
+	msg := make([]byte, unix.SizeofNlMsghdr+unix.SizeofRtMsg, 64)
+	msg[unix.SizeofNlMsghdr] = byte(family)
+	msg[unix.SizeofNlMsghdr+1] = byte(8 * len(to)) // rtm_dst_len
+	msg = binary.NativeEndian.AppendUint16(msg, uint16(attr+len(to)))
+	msg = binary.NativeEndian.AppendUint16(msg, unix.RTA_DST)
+	msg = append(msg, to...)
+	binary.NativeEndian.PutUint32(msg, uint32(len(msg)))
+	binary.NativeEndian.PutUint16(msg[4:], unix.RTM_GETROUTE)
+	binary.NativeEndian.PutUint16(msg[6:], unix.NLM_F_REQUEST)
+	return withSocket(unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_ROUTE, func(fd int) error {
+		if _, err := unix.Write(fd, msg); err != nil {
+			return err
+		}
+		answer := make([]byte, 4096)
+		n, err := unix.Read(fd, answer)
+		if err != nil {
+			return err
+		}
+		if n < unix.SizeofNlMsghdr || binary.NativeEndian.Uint16(answer[4:]) != unix.RTM_NEWROUTE {
+			return fmt.Errorf("no route: %x", answer[:n])
+		}
+		return nil
+	})
+}
+
 func withSocket(family, kind, proto int, f func(fd int) error) error {
 	fd, err := unix.Socket(family, kind|unix.SOCK_CLOEXEC, proto)
 	if err != nil {
@@ -130,24 +188,95 @@ func rawListener() (int, error) {
 
 func TestNetSlotTraces(t *testing.T) {
 	testutil.Require(t, testutil.Root)
+	var watch *confine.SocketWatch
+	if os.Getenv(watchedEnv) != "" {
+		var err error
+		watch, err = confine.NewSocketWatch(3, watchRoom)
+		check(t, err)
+	}
 	for _, c := range slotTraces {
 		t.Run(c.name, func(t *testing.T) {
-			if err := onOwnThread(func() error { return tryTrace(c.do, c.kept) }); err != nil {
+			if err := onOwnThread(func() error { return tryTrace(watch, c.do, c.kept) }); err != nil {
 				t.Error(err)
 			}
 		})
 	}
 }
 
+// watchedEnv makes TestNetSlotTraces watch the cgroup at descriptor 3, which is its own.
+const watchedEnv = "DSEC_TEST_WATCHED"
+
+// The verdicts are the same where the kernel tells of sockets.
+func TestNetSlotTracesWatched(t *testing.T) {
+	testutil.Require(t, testutil.Root, testutil.CgroupV2)
+	layout, err := cgroup.Detect()
+	check(t, err)
+	dir := filepath.Join(layout.V2, testutil.Name(t))
+	check(t, os.Mkdir(dir, 0o755))
+	defer func() { check(t, unix.Rmdir(dir)) }()
+	group, err := os.Open(dir)
+	check(t, err)
+	defer group.Close()
+	requireWatch(t, group)
+	cmd := exec.Command("/proc/self/exe", "-test.run=^TestNetSlotTraces$", "-test.v")
+	cmd.Env = append(os.Environ(), watchedEnv+"=1")
+	cmd.ExtraFiles = []*os.File{group}
+	cmd.SysProcAttr = &unix.SysProcAttr{UseCgroupFD: true, CgroupFD: int(group.Fd())}
+	out, err := cmd.CombinedOutput()
+	if n := bytes.Count(out, []byte("    --- PASS")); err != nil || n != len(slotTraces) {
+		t.Errorf("%d of %d traces: %v\n%s", n, len(slotTraces), err, out)
+	}
+}
+
+// requireWatch skips where the kernel has no such program.
+func requireWatch(t *testing.T, group *os.File) {
+	t.Helper()
+	watch, err := confine.NewSocketWatch(int(group.Fd()), 1)
+	if errors.Is(err, errors.ErrUnsupported) {
+		t.Skip(err)
+	}
+	check(t, err)
+	check(t, watch.Close())
+}
+
+// The launcher watches the tree for as long as it lives.
+func TestLauncherWatchesTheTree(t *testing.T) {
+	h := newHost(t, nil)
+	group, err := os.Open(filepath.Join(h.b.tree.Layout().V2, h.config.Cgroup))
+	check(t, err)
+	defer group.Close()
+	requireWatch(t, group)
+	programs := func() int {
+		q, err := link.QueryPrograms(link.QueryOptions{Target: int(group.Fd()), Attach: ebpf.AttachCGroupInetSockCreate})
+		check(t, err)
+		return len(q.Programs)
+	}
+	s := h.create()
+	if n := programs(); n != 1 {
+		t.Errorf("%d programs while the launcher lives, want 1", n)
+	}
+	run, err := h.b.launcher.get(t.Context())
+	check(t, err)
+	check(t, run.cmd.Process.Kill())
+	<-run.dead
+	if n := programs(); n != 0 {
+		t.Errorf("%d programs after it died, want 0", n)
+	}
+	check(t, s.i.Destroy(t.Context()))
+}
+
 // tryTrace does something in a new slot and waits for the verdict: a kept slot
 // must look new in the end, another one never within the time of settling.
-func tryTrace(do func() error, kept bool) error {
-	m := &slotMaker{}
+func tryTrace(watch *confine.SocketWatch, do func() error, kept bool) error {
+	m := &slotMaker{watch: watch}
 	slot, err := m.make()
 	if err != nil {
 		return err
 	}
 	defer unix.Close(slot.fd)
+	if (slot.cookie != 0) != (watch != nil) || watch != nil && !watch.Quiet(slot.cookie) {
+		return errors.New("a new slot is not watched")
+	}
 	if !m.clean(slot) {
 		return errors.New("a new slot does not look like one")
 	}
@@ -291,4 +420,42 @@ func netCookie(t *testing.T, s *sandbox) (cookie uint64) {
 		t.Fatal("the network namespace has no cookie")
 	}
 	return cookie
+}
+
+// BenchmarkNetSlotClean is a look at a slot in which nothing was done.
+func BenchmarkNetSlotClean(b *testing.B) {
+	testutil.Require(b, testutil.Root, testutil.CgroupV2)
+	for _, watched := range []bool{false, true} {
+		b.Run(fmt.Sprintf("watched=%v", watched), func(b *testing.B) {
+			m := &slotMaker{}
+			if watched {
+				layout, err := cgroup.Detect()
+				check(b, err)
+				dir := filepath.Join(layout.V2, testutil.Name(b))
+				check(b, os.Mkdir(dir, 0o755))
+				defer func() { check(b, unix.Rmdir(dir)) }()
+				group, err := os.Open(dir)
+				check(b, err)
+				defer group.Close()
+				m.watch, err = confine.NewSocketWatch(int(group.Fd()), watchRoom)
+				check(b, err)
+				defer m.watch.Close()
+			}
+			check(b, onOwnThread(func() error {
+				var slots [2]netSlot // so that each look moves the thread
+				for i := range slots {
+					var err error
+					if slots[i], err = m.make(); err != nil {
+						return err
+					}
+				}
+				for i := 0; b.Loop(); i++ {
+					if !m.clean(slots[i%len(slots)]) {
+						return errors.New("a new slot does not look like one")
+					}
+				}
+				return nil
+			}))
+		})
+	}
 }

@@ -24,7 +24,10 @@ import (
 //	routes of connected UDP sockets   rt6_stats
 //	sockets, orphans, those in flight sockstat
 //
-// Sockets of AF_UNIX and of rtnetlink leave nothing.
+// Sockets of AF_UNIX leave nothing once the last one is gone, of which sockstat
+// tells. Asking rtnetlink for an IPv6 route is in rt6_stats for good. The seccomp
+// filter allows no other family, so that where no IPv4 and no IPv6 socket was
+// made (see confine.SocketWatch) these two files tell everything.
 type netState struct {
 	dir   int // /proc/thread-self/net, which follows the thread
 	files []stateFile
@@ -36,8 +39,11 @@ type stateFile struct {
 	want []byte // in a namespace in which nothing was done; nil if there is no such file
 }
 
+// routeStats is what rtnetlink can change.
+const routeStats = "rt6_stats"
+
 // stateFiles are those that show traces, likely ones first.
-var stateFiles = []string{"dev", "snmp", "rt6_stats", "snmp6", "netstat", "ip6_flowlabel", fastOpenKey}
+var stateFiles = []string{routeStats, "dev", "snmp", "snmp6", "netstat", "ip6_flowlabel", fastOpenKey}
 
 // fastOpenKey is not below /proc/net.
 const fastOpenKey = "tcp_fastopen_key"
@@ -76,15 +82,19 @@ func (s *netState) same() bool {
 		return false
 	}
 	for _, f := range s.files {
-		text, err := s.read(f.name)
-		if err == unix.ENOENT && f.want == nil {
-			continue
-		}
-		if err != nil || !bytes.Equal(text, f.want) {
+		if !s.unchanged(f) {
 			return false
 		}
 	}
 	return true
+}
+
+// sameButInternet is same where no Internet socket was ever made.
+func (s *netState) sameButInternet() bool { return s.unused() && s.unchanged(s.files[0]) }
+
+func (s *netState) unchanged(f stateFile) bool {
+	text, err := s.read(f.name)
+	return err == nil && bytes.Equal(text, f.want) || err == unix.ENOENT && f.want == nil
 }
 
 func (s *netState) unused() bool {

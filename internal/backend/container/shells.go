@@ -43,13 +43,13 @@ type maskList struct{ all []confine.Mask }
 const forkers = 2
 
 // openShells starts the forkers, which serve the socket until it closes.
-func openShells(h *helloRequest, conn *packetSocket, chronus, files *os.File) (*shells, error) {
+func openShells(h *helloRequest, conn *packetSocket, watch *confine.SocketWatch, chronus, files *os.File) (*shells, error) {
 	platform, err := makePlatform(chronus, files)
 	if err != nil {
 		return nil, err
 	}
 	defer unix.Close(platform)
-	s := &shells{conn: conn, ended: make(chan error, forkers), slots: newNetSlots(h.NetSlots), debug: h.Debug, commandNamespaces: h.CommandNamespaces}
+	s := &shells{conn: conn, ended: make(chan error, forkers), slots: newNetSlots(h.NetSlots, watch), debug: h.Debug, commandNamespaces: h.CommandNamespaces}
 	first := make(chan int)
 	failed := make(chan error)
 	onThread(func() {
