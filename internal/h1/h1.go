@@ -14,6 +14,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -48,18 +49,19 @@ type Transport struct {
 	// answer so, too.
 	Duplex bool
 
-	mu   sync.Mutex
-	idle []*conn // the last one was used last
+	mu     sync.Mutex
+	idle   []*conn     // the last one was used last
+	expiry *time.Timer // of the first; nil where none is set
 }
 
 // CloseIdleConnections closes the connections that no call uses.
 func (t *Transport) CloseIdleConnections() {
 	t.mu.Lock()
-	idle := t.idle
-	t.idle = nil
-	t.mu.Unlock()
-	for _, c := range idle {
-		_ = c.nc.Close()
+	defer t.mu.Unlock()
+	t.drop(len(t.idle))
+	if t.expiry != nil {
+		t.expiry.Stop()
+		t.expiry = nil
 	}
 }
 
@@ -155,20 +157,41 @@ func (t *Transport) take(ctx context.Context) (c *conn, reused bool, err error) 
 	return c, false, nil
 }
 
-// put keeps a connection for the next call. Of those that have not been used
-// for long, it closes the oldest.
+// put keeps a connection for the next call. Of too many it closes the oldest.
 func (t *Transport) put(c *conn) {
 	c.used = time.Now()
 	t.mu.Lock()
+	defer t.mu.Unlock()
 	t.idle = append(t.idle, c)
-	var old *conn
-	if o := t.idle[0]; len(t.idle) > maxIdle || c.used.Sub(o.used) > t.IdleTimeout {
-		old, t.idle = o, t.idle[1:]
+	if len(t.idle) > maxIdle {
+		t.drop(1)
 	}
-	t.mu.Unlock()
-	if old != nil {
-		_ = old.nc.Close()
+	if t.expiry == nil {
+		t.expiry = time.AfterFunc(t.IdleTimeout, t.expire)
 	}
+}
+
+// expire closes connections that were not used for long: their server has
+// closed them, or is about to.
+func (t *Transport) expire() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	n := 0
+	for n < len(t.idle) && time.Since(t.idle[n].used) >= t.IdleTimeout {
+		n++
+	}
+	t.drop(n)
+	if t.expiry = nil; len(t.idle) > 0 {
+		t.expiry = time.AfterFunc(t.IdleTimeout-time.Since(t.idle[0].used), t.expire)
+	}
+}
+
+// drop closes the n oldest connections. The caller holds mu.
+func (t *Transport) drop(n int) {
+	for _, c := range t.idle[:n] {
+		_ = c.nc.Close()
+	}
+	t.idle = slices.Delete(t.idle, 0, n)
 }
 
 // quiet reports whether an unused connection is neither closed by the server

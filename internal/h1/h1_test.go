@@ -14,6 +14,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -151,6 +152,50 @@ func TestAConnectionThatTheServerClosedIsNotUsed(t *testing.T) {
 		echo(t, tr, url, "abc")
 		<-closed
 	}
+}
+
+func TestARequestThatTheServerSawIsNotSentTwice(t *testing.T) {
+	var seen atomic.Int64
+	tr, url, conns := server(t, func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(w, r.Body)
+		if seen.Add(1) == 2 {
+			panic(http.ErrAbortHandler) // closes a connection that was used before, without an answer
+		}
+	})
+	echo(t, tr, url, "abc")
+	res, err := post(t.Context(), t, tr, url, strings.NewReader("abc"))
+	if err == nil {
+		_ = res.Body.Close()
+	}
+	if !errors.Is(err, io.ErrUnexpectedEOF) || seen.Load() != 2 || conns.Load() != 1 {
+		t.Errorf("%v after %d requests on %d connections, want an unexpected end after 2 on 1", err, seen.Load(), conns.Load())
+	}
+}
+
+func TestUnusedConnectionsAreClosed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tr := &Transport{IdleTimeout: time.Minute}
+		var closed atomic.Int64
+		for range 3 {
+			ours, theirs := net.Pipe()
+			go func() {
+				_, _ = io.Copy(io.Discard, theirs)
+				closed.Add(1)
+			}()
+			tr.put(&conn{t: tr, nc: ours})
+			time.Sleep(20 * time.Second)
+		}
+		for want := range int64(3) {
+			synctest.Wait()
+			if n := closed.Load(); n != want+1 {
+				t.Errorf("%d are closed after %v, want %d", n, time.Duration(want)*20*time.Second+time.Minute, want+1)
+			}
+			time.Sleep(20 * time.Second)
+		}
+		if tr.expiry != nil {
+			t.Error("a timer without connections")
+		}
+	})
 }
 
 func TestACanceledCallEndsOnBothSides(t *testing.T) {
