@@ -20,9 +20,12 @@ const (
 	callStat  = 12
 	callWrite = 18
 
+	callRunCommand = 9
+
 	frameResult = 0x80
 	frameError  = 0x81
 	frameData   = 0x83
+	frameAbort  = 0x85
 	frameMore   = 0x86
 )
 

@@ -148,7 +148,7 @@ func TestSessionEndsWithItsShell(t *testing.T) {
 func TestSessionTimeoutKillsTheCommandOnly(t *testing.T) {
 	shells(t, func(t *testing.T, f *fixture, s string) {
 		f.command(t, s, "A=kept; sleep 1000 & job=$!")
-		st, err := f.RunCommand(t.Context(), chronusapi.SessionCommand{Session: s, Command: "echo partial; sleep 1000; echo next", Timeout: 200 * time.Millisecond})
+		st, err := f.RunCommand(t.Context(), chronusapi.SessionCommand{Session: s, Command: "echo partial; sleep 1000; echo next", Timeout: time.Second})
 		r := collect(t, st, err)
 		if !r.outcome.TimedOut || !strings.HasPrefix(r.stdout, "partial\n") {
 			t.Errorf("got %+v", r)
@@ -157,7 +157,7 @@ func TestSessionTimeoutKillsTheCommandOnly(t *testing.T) {
 			t.Errorf("after the timeout: %+v", r)
 		}
 		// A shell that does not come back ends with its session.
-		st, err = f.RunCommand(t.Context(), chronusapi.SessionCommand{Session: s, Command: "echo spin; while :; do :; done", Timeout: 100 * time.Millisecond})
+		st, err = f.RunCommand(t.Context(), chronusapi.SessionCommand{Session: s, Command: "echo spin; while :; do :; done", Timeout: time.Second})
 		r = collect(t, st, err)
 		if !r.outcome.TimedOut || r.outcome.Signal != 9 || r.stdout != "spin\n" {
 			t.Errorf("spinning: %+v", r)
@@ -303,6 +303,63 @@ func TestSessionCommandsWaitForEachOther(t *testing.T) {
 		}
 		if r := <-got; r.stdout != "first\n" || r.outcome.Code != 0 {
 			t.Errorf("%+v, want the state that the first command left", r)
+		}
+	})
+}
+
+// Who gives a command up has it interrupted by a word before it goes, in its
+// turn and before, and whatever else comes in a command ends the connection only.
+func TestACommandThatIsGivenUp(t *testing.T) {
+	shells(t, func(t *testing.T, f *fixture, s string) {
+		f.command(t, s, "A=kept")
+		run := func(text string) string {
+			return frame(callRunCommand, str(s), str(text), u32(0), u32(0), u32(0), u32(0))
+		}
+		started := func() {
+			eventually(t, "the command has begun", func() bool {
+				list, err := f.Sessions(t.Context())
+				return err == nil && len(list) == 1 && list[0].Busy
+			})
+		}
+		state := func(want string) {
+			t.Helper()
+			if r := f.command(t, s, "echo $A $B"); r.stdout != want+"\n" {
+				t.Errorf("got %+v, want %s", r, want)
+			}
+		}
+		sleep := run("sleep 1000")
+		f.talk(t, 0, preface, sleep+frame(frameAbort))
+		state("kept")
+		f.talk(t, 0, preface, sleep, frame(frameAbort))
+		state("kept")
+		f.talk(t, 0, preface, sleep+frame(frameAbort)[:2], frame(frameAbort)[2:])
+		state("kept")
+		f.talk(t, 0, preface, run(strings.Repeat("#", 100_000)+"\nsleep 1000")+frame(frameAbort))
+		state("kept")
+
+		first, err := f.RunCommand(t.Context(), chronusapi.SessionCommand{Session: s, Command: "sleep 1000"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		started()
+		f.talk(t, 0, preface, run("B=bad")+frame(frameAbort))
+		f.talk(t, 0, preface, run("B=bad"))
+		f.talk(t, 1, preface, run("B=bad")+frame(callInfo))
+		if list, err := f.Sessions(t.Context()); err != nil || !list[0].Busy {
+			t.Errorf("the command before was interrupted: %+v, %v", list, err)
+		}
+		if err := f.Interrupt(t.Context(), s); err != nil {
+			t.Fatal(err)
+		}
+		if r, err := drainEvents(first); err != nil || r.outcome.Code != 128+9 {
+			t.Errorf("got %+v, %v", r, err)
+		}
+		state("kept")
+
+		for _, last := range []string{"", frame(callInfo), frame(frameAbort, "x"), "\x85\x00"} {
+			f.talk(t, 0, preface, run("sleep 0.2; A=on")+last)
+			state("on")
+			f.command(t, s, "A=kept")
 		}
 	})
 }

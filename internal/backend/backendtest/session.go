@@ -71,7 +71,7 @@ func testSessions(t *testing.T, h Harness) {
 			t.Errorf("%q: stdout %q, code %d; want %q, %d", step.command, r.stdout, r.outcome.Code, step.stdout, step.code)
 		}
 	}
-	r := b.inWith(chronusapi.SessionCommand{Session: id, Command: "echo partial; sleep 1000", Timeout: 300 * time.Millisecond})
+	r := b.inWith(chronusapi.SessionCommand{Session: id, Command: "echo partial; sleep 1000", Timeout: time.Second})
 	if !r.outcome.TimedOut || !strings.HasPrefix(r.stdout, "partial\n") {
 		t.Errorf("timeout: %q, %+v", r.stdout, r.outcome)
 	}
