@@ -187,7 +187,6 @@ static bool start(void) {
 	close(told[1]);
 	if (pid > 0 && watch_set(&socket_, EPOLLIN) && watch_set(&exec_, EPOLLIN))
 		return true;
-	watch_close(&exec_);
 	gone();
 	return false;
 }
