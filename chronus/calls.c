@@ -301,6 +301,12 @@ static void output_gone(struct conn *c) {
 		process_kill(p);
 }
 
+// A command that waits for its turn needs no more than that its connection goes.
+void call_abort(struct conn *c) {
+	if (c->wait == WAIT_OUTPUT)
+		session_reader_aborts(c);
+}
+
 void call_cancel(struct conn *c) {
 	enum wait wait = c->wait;
 	c->wait = WAIT_NOTHING;

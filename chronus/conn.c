@@ -32,6 +32,12 @@ static void watch_conn(struct conn *c) {
 // busy: the next request has to wait.
 static bool busy(const struct conn *c) { return c->wait != WAIT_NOTHING || c->blocked; }
 
+// abortable: while this call is under way its client may send one frame, to have
+// the command interrupted. A client that only goes away leaves it running.
+static bool abortable(const struct conn *c) {
+	return c->call == CALL_RUN_COMMAND && (c->wait == WAIT_TURN || c->wait == WAIT_OUTPUT);
+}
+
 static void flush(struct conn *c);
 
 // ---- in ----
@@ -91,6 +97,12 @@ static void header_done(struct conn *c, const uint8_t *p, size_t n) {
 	uint8_t type = c->head[0];
 	struct dec d = {.p = c->head + 1, .n = 4};
 	uint32_t len = get_u32(&d);
+	if (abortable(c)) {
+		if (type == FRAME_ABORT && len == 0)
+			call_abort(c);
+		conn_close(c);
+		return;
+	}
 	if (len > MAX_FRAME || c->msg.n + len > MAX_MESSAGE || (type == FRAME_MORE && len == 0)) {
 		conn_close(c);
 		return;
@@ -153,7 +165,7 @@ static size_t take_payload(struct conn *c, const uint8_t *p, size_t n) {
 
 static void feed(struct conn *c, const uint8_t *p, size_t n) {
 	while (n > 0 && !c->dead) {
-		if (busy(c)) { // bytes that a client should not have sent yet
+		if (busy(c) && !abortable(c)) { // bytes that a client should not have sent yet
 			c->rest = xmalloc(n);
 			memcpy(c->rest, p, n);
 			c->rest_len = n;
@@ -295,6 +307,12 @@ void conn_refuse(struct conn *c, const struct err *e) {
 
 static void on_ready(struct watch *w, uint32_t events) {
 	struct conn *c = container_of(w, struct conn, w);
+	if (events & EPOLLIN && abortable(c)) {
+		on_readable(c); // its last word comes with its end
+		if (c->dead)
+			return;
+		events &= ~(uint32_t)EPOLLIN;
+	}
 	if (events & (EPOLLERR | EPOLLHUP | EPOLLRDHUP) && busy(c)) {
 		if (events & (EPOLLERR | EPOLLHUP) || !call_survives(c)) {
 			conn_close(c); // a client that goes away in a call has given it up

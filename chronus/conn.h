@@ -134,10 +134,12 @@ void conn_settle(void);
 
 // For the module that serves the calls: call_serve serves a message and leaves
 // the connection closed, answered or waiting; call_writable is called when a
-// full socket has room; call_cancel where the connection of a waiting call goes.
+// full socket has room; call_cancel where the connection of a waiting call goes;
+// call_abort where the client says before that the command is to end.
 void call_serve(struct conn *c, uint8_t call, struct dec *d);
 void call_writable(struct conn *c);
 void call_cancel(struct conn *c);
+void call_abort(struct conn *c);
 // call_survives tells whether the call under way goes on although its client
 // will send no more.
 bool call_survives(struct conn *c);

@@ -262,6 +262,12 @@ void session_reader_gone(struct conn *c) {
 		s->run.reader = NULL;
 }
 
+void session_reader_aborts(struct conn *c) {
+	struct session *s = c->reader.p->session;
+	if (s && s->run.reader == c)
+		session_interrupt_run(s);
+}
+
 // begin_next begins the command that waited longest, which may fail.
 static void begin_next(struct session *s) {
 	while (s->turns && !s->run.number) {

@@ -28,6 +28,8 @@ void put_sessions(struct buf *b);
 void session_cancel(struct conn *c);
 // session_reader_gone is for one that goes while it reads a command's output.
 void session_reader_gone(struct conn *c);
+// session_reader_aborts is for one that reads, and wants the command to end.
+void session_reader_aborts(struct conn *c);
 
 // What the session's shell, a process, tells.
 const struct session_files *session_files(const struct session *s);

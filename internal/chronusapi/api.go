@@ -13,7 +13,8 @@
 // about a process: attach again by its ID. A command started without Detach
 // belongs to its connection and is killed when that goes away before the exit
 // was delivered, unless Orphan was asked for: then it goes on, for a restarted
-// edge to attach to.
+// edge to attach to. A command of a session runs on, unless the edge sends one
+// frame before it closes the connection, which has the command interrupted.
 //
 // Bytes from either side are hostile: every length is bounded before it is
 // allocated, and a malformed frame ends the connection and nothing else.
@@ -206,6 +207,9 @@ type Handler interface {
 	Resize(ctx context.Context, process uint64, size WindowSize) error
 
 	OpenSession(ctx context.Context, req SessionRequest) (Session, error)
+	// RunCommand runs a command when those before it in the session are over. One
+	// whose ctx ends in its turn runs on; with the cause ErrInterrupt it is
+	// interrupted. One that still waits for its turn never runs.
 	RunCommand(ctx context.Context, cmd SessionCommand, sink Sink) error
 	Sessions(ctx context.Context) ([]Session, error)
 	// Interrupt kills what the command under way in a session started, as its

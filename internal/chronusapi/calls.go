@@ -107,7 +107,8 @@ func (c *Client) OpenSession(ctx context.Context, req SessionRequest) (s Session
 }
 
 // RunCommand runs one command in a session; its Outcome is Claimed. ctx bounds
-// the whole stream.
+// the whole stream: where it ends the command runs on, unless it was canceled
+// with ErrInterrupt.
 func (c *Client) RunCommand(ctx context.Context, cmd SessionCommand) (*Events, error) {
 	if err := cmd.Validate(); err != nil {
 		return nil, err

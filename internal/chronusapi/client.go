@@ -176,7 +176,7 @@ func (c *Client) begin(ctx context.Context, typ uint8, payload []byte, lost dsec
 			return nil, err
 		}
 		k := &call{c: c, typ: typ, cn: cn, ctx: ctx, lost: lost}
-		k.stop = context.AfterFunc(ctx, func() { cn.nc.Close() })
+		k.stop = context.AfterFunc(ctx, k.giveUp)
 		cn.put(typ, payload)
 		if err = cn.flush(); err == nil {
 			return k, nil
@@ -191,15 +191,33 @@ func (c *Client) begin(ctx context.Context, typ uint8, payload []byte, lost dsec
 	}
 }
 
+// giveUp closes the connection of a call whose context has ended. What is sent
+// before cannot come into the middle of the request: each is one write.
+func (k *call) giveUp() {
+	if k.typ == callRunCommand && context.Cause(k.ctx) == ErrInterrupt { //nolint:errorlint // wrapped it is another's
+		_ = k.cn.nc.SetWriteDeadline(time.Now().Add(giveUpTimeout))
+		_, _ = k.cn.nc.Write(abortMessage[:])
+	}
+	k.cn.nc.Close()
+}
+
+// giveUpTimeout is how long chronus may take to take what has a command
+// interrupted, where its request is still being sent.
+const giveUpTimeout = 5 * time.Second
+
+var abortMessage = [headerLen]byte{frameAbort}
+
 // end gives the connection back, or closes it where it is not clean. Only the
 // first call counts.
 func (k *call) end(clean bool) {
 	k.once.Do(func() {
-		if !k.stop() || !clean {
-			k.cn.nc.Close() // ctx ended, or an answer is outstanding
-			return
+		switch {
+		case !k.stop(): // ctx ended: giveUp closes it
+		case clean:
+			k.c.put(k.typ, k.cn)
+		default:
+			k.cn.nc.Close() // an answer is outstanding
 		}
-		k.c.put(k.typ, k.cn)
 	})
 }
 

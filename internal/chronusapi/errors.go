@@ -12,6 +12,12 @@ import (
 // as itself, so errors.Is finds it on the edge's side.
 var ErrNeedGroup error = &dsec.Error{Code: dsec.CodeExhausted, Message: "no free command group"}
 
+// ErrInterrupt is the cause with which the context of RunCommand is canceled
+// where the command is to be interrupted, as Interrupt does it, and no other of
+// its session: not one that began when it was just over. Any other end of the
+// context leaves the command running.
+var ErrInterrupt = errors.New("chronusapi: interrupt the command")
+
 const (
 	maxErrorField   = 256
 	maxErrorMessage = 4096

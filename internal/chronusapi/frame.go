@@ -50,7 +50,7 @@ const (
 	frameEvent  uint8 = 0x82 // one event of a process stream
 	frameData   uint8 = 0x83 // bytes of a file or tar, either way
 	frameEnd    uint8 = 0x84 // end of what a client sends
-	frameAbort  uint8 = 0x85 // the client's source failed: forget the call
+	frameAbort  uint8 = 0x85 // the client's source failed: forget the call; or, while a session's command runs: interrupt it
 	frameMore   uint8 = 0x86 // a message goes on in the next frame
 )
 

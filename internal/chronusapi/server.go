@@ -122,23 +122,31 @@ func (s *server) answer(err error, result func(*enc)) error {
 }
 
 // watched runs f with a context that is canceled when the client goes away.
-// While a call runs the client sends nothing, so a read can only end by that.
-// Its error is ctx's: the server ends, and what f said was said of that end and
-// is not an answer.
+// While a call runs the client sends nothing, so a read can only end by that, or
+// by what has a command interrupted: then the cause is ErrInterrupt. Its error is
+// ctx's, as the server ends, or ErrInterrupt, after which the client reads no
+// more: what f said was said of that end and is not an answer.
 func (s *server) watched(ctx context.Context, f func(context.Context)) error {
-	call, cancel := context.WithCancel(ctx)
-	defer cancel()
+	call, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		if _, err := s.r.Peek(1); err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
-			cancel()
+		b, err := s.r.Peek(1)
+		switch {
+		case err == nil && b[0] == frameAbort:
+			cancel(ErrInterrupt)
+		case err != nil && !errors.Is(err, os.ErrDeadlineExceeded):
+			cancel(nil)
 		}
 	}()
 	f(call)
 	_ = s.nc.SetReadDeadline(time.Unix(1, 0)) // wakes the reader; a broken connection shows at the next read
 	<-done
 	_ = s.nc.SetReadDeadline(time.Time{})
+	if context.Cause(call) == ErrInterrupt { //nolint:errorlint // as it was given above
+		return ErrInterrupt
+	}
 	return ctx.Err()
 }
 

@@ -81,6 +81,8 @@ func Run(t *testing.T, h Harness) {
 		{"Signal", testSignal},
 		{"PTY", testPTY},
 		{"Sessions", testSessions},
+		{"Interrupt", testInterrupt},
+		{"InterruptStress", testInterruptStress},
 		{"Files", testFiles},
 		{"FileErrors", testFileErrors},
 		{"Tar", testTar},

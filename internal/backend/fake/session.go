@@ -105,6 +105,9 @@ func (c *chronus) RunCommand(ctx context.Context, cmd chronusapi.SessionCommand,
 	if closed(s.over) {
 		return dsec.Errorf(dsec.CodeConflict, "session %s has ended", s.id)
 	}
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
 	p := &process{
 		id: s.proc.id, pid: s.proc.pid, started: time.Now(), limit: cmd.OutputLimit,
 		spool: &spool{lossless: true}, in: &input{eof: true}, killed: make(chan struct{}), tree: make(chan struct{}),
@@ -115,13 +118,18 @@ func (c *chronus) RunCommand(ctx context.Context, cmd chronusapi.SessionCommand,
 	if cmd.Timeout > 0 {
 		defer time.AfterFunc(cmd.Timeout, p.expire).Stop()
 	}
+	defer context.AfterFunc(ctx, func() {
+		if context.Cause(ctx) == chronusapi.ErrInterrupt { //nolint:errorlint // it is never wrapped
+			p.kill(sigKill, true)
+		}
+	})()
 	go s.run(p, cmd.Command)
 	err = sink(chronusapi.Event{Kind: chronusapi.EventStarted, Process: p.id, PID: p.pid})
 	if err == nil {
 		err = p.spool.follow(ctx, 0, true, sink)
 	}
 	if err != nil {
-		p.kill(sigKill, true)
+		p.spool.release()
 		// The next command must not find this one still at work.
 		_, _ = p.spool.wait(context.WithoutCancel(ctx))
 	}
