@@ -128,21 +128,6 @@ func (s *Store) Close() error {
 	return err
 }
 
-// Get reads the document under key. ok is false where there is none.
-func Get[T any](ctx context.Context, s *Store, key string) (v T, ok bool, err error) {
-	res, err := s.client.Get(ctx, root+key)
-	if err != nil {
-		return v, false, unreachable(err)
-	}
-	if len(res.Kvs) == 0 {
-		return v, false, nil
-	}
-	if err := json.Unmarshal(res.Kvs[0].Value, &v); err != nil {
-		return v, false, damaged(key, err)
-	}
-	return v, true, nil
-}
-
 // List reads all documents below prefix, by the rest of their key.
 func List[T any](ctx context.Context, s *Store, prefix string) (map[string]T, error) {
 	docs, _, err := list[T](ctx, s, prefix)
@@ -261,8 +246,4 @@ func unreachable(err error) error {
 // unknown is for writes: one that failed may have been done.
 func unknown(err error) error {
 	return &dsec.Error{Code: dsec.CodeOutcomeUnknown, Message: "the store did not answer; the change may have been made", Err: err}
-}
-
-func damaged(key string, err error) error {
-	return &dsec.Error{Code: dsec.CodeInternal, Message: "a document of the store is damaged", Err: fmt.Errorf("%s: %w", key, err)}
 }
