@@ -22,8 +22,9 @@ type pool struct {
 
 	once   sync.Once
 	cancel context.CancelFunc
-	done   chan struct{} // closed when nothing is being made any more
-	wake   chan struct{} // something was taken
+	done   chan struct{}  // closed when nothing is being made any more
+	wake   chan struct{}  // something was taken
+	drops  sync.WaitGroup // of what was found dead
 
 	mu     sync.Mutex
 	shells []*shell
@@ -219,12 +220,12 @@ func (p *pool) take(req backend.CreateRequest) (i *instance, sh *shell) {
 	}
 	d := p.ask(req, time.Now())
 	for len(d.spares) > 0 {
-		i = d.spares[len(d.spares)-1]
+		last := d.spares[len(d.spares)-1]
 		d.spares = d.spares[:len(d.spares)-1]
-		if i.sh.alive() {
-			return i, nil
+		if last.sh.alive() {
+			return last, nil
 		}
-		go p.dropSpare(context.Background(), i)
+		p.drops.Go(func() { p.dropSpare(context.Background(), last) })
 	}
 	return nil, p.popShell()
 }
@@ -237,7 +238,7 @@ func (p *pool) popShell() *shell {
 		if sh.alive() {
 			return sh
 		}
-		go p.drop(context.Background(), sh)
+		p.drops.Go(func() { p.drop(context.Background(), sh) })
 	}
 	return nil
 }
@@ -278,17 +279,19 @@ func (p *pool) close(ctx context.Context) error {
 	p.cancel()
 	<-p.done
 	p.mu.Lock()
-	defer p.mu.Unlock()
+	shells, kinds := p.shells, p.kinds
+	p.shells, p.kinds, p.want = nil, nil, 0
+	p.mu.Unlock()
+	p.drops.Wait()
 	var errs []error
-	for _, sh := range p.shells {
+	for _, sh := range shells {
 		errs = append(errs, p.b.discard(ctx, sh))
 	}
-	for _, d := range p.kinds {
+	for _, d := range kinds {
 		for _, i := range d.spares {
 			errs = append(errs, i.destroy(ctx))
 		}
 	}
-	p.shells, p.kinds, p.want = nil, nil, 0
 	return errors.Join(errs...)
 }
 
