@@ -199,6 +199,9 @@ static bool take_filter(struct str bytes, struct sock_fprog_ *f, struct err *e) 
 static bool confine(const struct request *r, const struct sock_fprog_ *filter, struct err *e) {
 	if (r->hostname.n > 0 && sethostname(r->hostname.s, r->hostname.n) != 0)
 		return failed(e, "set host name", "");
+	// A UTS namespace begins with the names of its parent's.
+	if (r->hostname.n > 0 && setdomainname("(none)", strlen("(none)")) != 0)
+		return failed(e, "set domain name", "");
 	if (!drop_capabilities(r->keep_caps, e))
 		return false;
 	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0)
