@@ -158,7 +158,7 @@ func New(config Config) (_ *Backend, err error) {
 		return nil, fmt.Errorf("layer namespace: %w", err)
 	}
 	b.composer = &composer{ns: b.ns}
-	b.layers = newLayers(b.ns)
+	b.layers = newLayers(b.ns, config.RunDir, config.Disk.Dir)
 	options := cgroup.Options{Name: config.Cgroup, Exclusive: config.Exclusive, CommandNamespaces: config.CommandNamespaces, Pool: config.Groups, Log: b.log}
 	// A sandbox cannot make device nodes, and finds none but ours: the program
 	// stands behind that, where the kernel has such programs.

@@ -73,21 +73,17 @@ func (b *Backend) Create(ctx context.Context, req backend.CreateRequest) (_ back
 
 // build makes all of an instance, of its shell if it has one.
 func (b *Backend) build(ctx context.Context, i *instance) error {
-	layers, err := b.layers.hold(ctx, i.layers)
+	layers, held, err := b.layers.holdRoot(ctx, i.layers)
 	if err != nil {
 		return err
 	}
-	i.held = true
-	plan, err := b.layers.plan(i.layers, layers.fds)
-	if err != nil {
-		return err
-	}
+	i.held = held
 	if i.sh == nil {
 		if i.sh, err = b.newShell(ctx); err != nil {
 			return err
 		}
 	}
-	return b.claim(ctx, i, plan, layers)
+	return b.claim(ctx, i, layers)
 }
 
 // check refuses what no container can be.
@@ -117,7 +113,7 @@ func (b *Backend) check(req backend.CreateRequest) error {
 
 // claim makes a shell the sandbox of i. What needs no process is done first:
 // the launcher may still be at it.
-func (b *Backend) claim(ctx context.Context, i *instance, plan *rootPlan, layers lower) (err error) {
+func (b *Backend) claim(ctx context.Context, i *instance, layers lower) (err error) {
 	sh := i.sh
 	b.crash("claim-slot")
 	if err := b.slots.claim(sh.slot, i.id); err != nil {
@@ -127,7 +123,7 @@ func (b *Backend) claim(ctx context.Context, i *instance, plan *rootPlan, layers
 	if err := sh.group.Claim(i.id, i.limits); err != nil {
 		return err
 	}
-	volume, err := b.makeVolume(ctx, i, plan)
+	volume, err := b.makeVolume(ctx, i)
 	if err != nil {
 		return err
 	}
@@ -145,11 +141,7 @@ func (b *Backend) claim(ctx context.Context, i *instance, plan *rootPlan, layers
 		return err
 	}
 	b.crash("compose")
-	idmap := len(layers.fds) > 0
-	if !idmap {
-		layers = lower{[]int{b.facts.empty}, b.facts.free}
-	}
-	root, err := b.composer.compose(layers, idmap, sh.userns, volume)
+	root, err := b.composer.compose(layers, sh.userns, volume)
 	if err != nil {
 		return fmt.Errorf("root: %w", err)
 	}
@@ -160,10 +152,9 @@ func (b *Backend) claim(ctx context.Context, i *instance, plan *rootPlan, layers
 	return b.setup(ctx, i, root, mounts)
 }
 
-// makeVolume makes the volume, with what the root needs in it, and returns a
-// detached mount of it, which keeps the host's paths out of the sandbox's
-// mountinfo.
-func (b *Backend) makeVolume(ctx context.Context, i *instance, plan *rootPlan) (_ int, err error) {
+// makeVolume makes the volume and returns a detached mount of it, which keeps
+// the host's paths out of the sandbox's mountinfo.
+func (b *Backend) makeVolume(ctx context.Context, i *instance) (_ int, err error) {
 	base := i.sh.slot.base()
 	b.crash("volume")
 	if i.volume, err = b.disk.Create(ctx, i.id, disk.Request{
@@ -178,15 +169,6 @@ func (b *Backend) makeVolume(ctx context.Context, i *instance, plan *rootPlan) (
 	defer unix.Close(dir)
 	volume, err := cloneMount(dir, "", 0)
 	if err != nil {
-		return -1, fmt.Errorf("volume: %w", err)
-	}
-	upper, err := unix.Openat(volume, "upper", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-	if err == nil {
-		err = plan.fillUpper(upper, base)
-		_ = unix.Close(upper)
-	}
-	if err != nil {
-		b.composer.closer.later(volume)
 		return -1, fmt.Errorf("volume: %w", err)
 	}
 	return volume, nil

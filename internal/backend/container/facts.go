@@ -22,9 +22,8 @@ type facts struct {
 	mountPoints []string // of cgroups, below /sys
 	cpuinfo     []byte   // of the host
 
-	dir   int  // of the tmpfs
-	empty int  // a directory in it: the layer of sandboxes that have none
-	free  bool // as of a layer
+	dir  int  // of the tmpfs
+	free bool // as of a layer
 
 	mu   sync.Mutex
 	made map[string]bool
@@ -35,7 +34,7 @@ func newFacts(ns *layerNS, mountPoints []string) (*facts, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := &facts{ns: ns, mountPoints: mountPoints, cpuinfo: cpuinfo, dir: -1, empty: -1, made: map[string]bool{}}
+	f := &facts{ns: ns, mountPoints: mountPoints, cpuinfo: cpuinfo, dir: -1, made: map[string]bool{}}
 	if err := f.open(); err != nil {
 		f.close()
 		return nil, fmt.Errorf("facts: %w", err)
@@ -60,23 +59,16 @@ func (f *facts) open() error {
 	if err != nil {
 		return err
 	}
-	if !f.free {
-		err = f.ns.do(func() (err error) {
-			f.dir, err = unix.Open("/facts", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-			return err
-		})
-		if err != nil {
-			return err
-		}
+	if f.free {
+		return nil
 	}
-	if err := makeDir(f.dir, "empty"); err != nil {
+	return f.ns.do(func() (err error) {
+		f.dir, err = unix.Open("/facts", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 		return err
-	}
-	f.empty, err = unix.Openat(f.dir, "empty", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	return err
+	})
 }
 
-func (f *facts) close() { closeAll([]int{f.dir, f.empty}) }
+func (f *facts) close() { closeAll([]int{f.dir}) }
 
 // mounts returns those of a sandbox that sees so many CPUs and so much memory.
 func (f *facts) mounts(cpus int, memory int64) ([]chronusapi.Mount, error) {

@@ -30,7 +30,7 @@ type instance struct {
 	mu        sync.Mutex
 	sh        *shell
 	volume    *disk.Volume
-	held      bool // layers are referenced
+	held      []backend.Layer // references to give back
 	cpus      []int
 	exit      backend.Exit
 	killed    bool
@@ -204,10 +204,8 @@ func (i *instance) destroy(ctx context.Context) error {
 			i.sh.proc.close()
 		}
 	}
-	if i.held {
-		i.b.layers.release(i.layers)
-		i.held = false
-	}
+	i.b.layers.release(i.held)
+	i.held = nil
 	i.b.cpus.release(i.cpus)
 	i.cpus = nil
 	i.destroyed = true

@@ -18,13 +18,14 @@ import (
 // that all of them share its page cache. Unused ones stay mounted for a while,
 // because a next create usually wants the same.
 type layers struct {
-	ns *layerNS
+	ns        *layerNS
+	platforms platforms
 
 	flight singleflight.Group
 	mu     sync.Mutex
-	byName map[string]*layer // by digest
-	unused []string          // digests without references, oldest first
-	plans  map[string]*rootPlan
+	byName map[string]*layer    // by digest
+	unused []string             // digests without references, oldest first
+	plans  map[string]*platform // by the digests of their lists of layers
 }
 
 type layer struct {
@@ -36,8 +37,9 @@ type layer struct {
 // maxUnused bounds the mounted layers that no container uses.
 const maxUnused = 32
 
-func newLayers(ns *layerNS) *layers {
-	return &layers{ns: ns, byName: map[string]*layer{}, plans: map[string]*rootPlan{}}
+// newLayers keeps the layers in ns. runDir and diskDir are as in Config.
+func newLayers(ns *layerNS, runDir, diskDir string) *layers {
+	return &layers{ns: ns, platforms: platforms{temp: runDir, dir: diskDir}, byName: map[string]*layer{}, plans: map[string]*platform{}}
 }
 
 // lower is what is below a root: directories (O_PATH), lowest first.
@@ -51,7 +53,7 @@ type lower struct {
 func (s *layers) hold(ctx context.Context, want []backend.Layer) (lower, error) {
 	l := lower{free: true}
 	for i, w := range want {
-		fd, free, err := s.holdOne(ctx, w)
+		fd, free, err := s.holdOne(ctx, w.Digest, func() (*os.File, error) { return openImage(w) })
 		if err != nil {
 			s.release(want[:i])
 			return lower{}, err
@@ -62,19 +64,45 @@ func (s *layers) hold(ctx context.Context, want []backend.Layer) (lower, error) 
 	return l, nil
 }
 
-func (s *layers) holdOne(ctx context.Context, w backend.Layer) (fd int, free bool, err error) {
+// holdRoot takes a reference to each layer of a root: those that are wanted,
+// and above them the platform's, so that the upper directory can be empty. held
+// is what to release.
+func (s *layers) holdRoot(ctx context.Context, want []backend.Layer) (l lower, held []backend.Layer, err error) {
+	if l, err = s.hold(ctx, want); err != nil {
+		return lower{}, nil, err
+	}
+	held = slices.Clone(want)
+	defer func() {
+		if err != nil {
+			s.release(held)
+			l, held = lower{}, nil
+		}
+	}()
+	p, err := s.plan(want, l.fds)
+	if err != nil {
+		return l, held, err
+	}
+	fd, free, err := s.holdOne(ctx, p.digest, p.open)
+	if err != nil {
+		return l, held, err
+	}
+	return lower{append(l.fds, fd), l.free && free}, append(held, backend.Layer{Digest: p.digest}), nil
+}
+
+// holdOne takes a reference to a layer, whose image is opened if it is not mounted.
+func (s *layers) holdOne(ctx context.Context, digest string, open func() (*os.File, error)) (fd int, free bool, err error) {
 	for {
 		s.mu.Lock()
-		if l := s.byName[w.Digest]; l != nil {
+		if l := s.byName[digest]; l != nil {
 			l.refs++
-			s.unused = slices.DeleteFunc(s.unused, func(d string) bool { return d == w.Digest })
+			s.unused = slices.DeleteFunc(s.unused, func(d string) bool { return d == digest })
 			s.mu.Unlock()
 			return l.fd, l.free, nil
 		}
 		s.mu.Unlock()
 		// Creates that want the same layer wait for one mount, which the
 		// context of none of them cancels.
-		ch := s.flight.DoChan(w.Digest, func() (any, error) { return nil, s.mount(w) })
+		ch := s.flight.DoChan(digest, func() (any, error) { return nil, s.mount(digest, open) })
 		select {
 		case r := <-ch:
 			if r.Err != nil {
@@ -86,30 +114,38 @@ func (s *layers) holdOne(ctx context.Context, w backend.Layer) (fd int, free boo
 	}
 }
 
-func (s *layers) mount(w backend.Layer) error {
+func (s *layers) mount(digest string, open func() (*os.File, error)) error {
 	s.mu.Lock()
-	known := s.byName[w.Digest] != nil // since the caller looked
+	known := s.byName[digest] != nil // since the caller looked
 	s.mu.Unlock()
 	if known {
 		return nil
 	}
-	if name, ok := strings.CutPrefix(w.Digest, "sha256:"); !ok || !isHex(name) {
-		return dsec.Invalid("layers", "want a digest sha256:<64 hex digits>, have %q", w.Digest)
+	if name, ok := strings.CutPrefix(digest, "sha256:"); !ok || !isHex(name) {
+		return dsec.Invalid("layers", "want a digest sha256:<64 hex digits>, have %q", digest)
 	}
-	image, err := os.Open(w.Path)
+	image, err := open()
 	if err != nil {
-		return &dsec.Error{Code: dsec.CodeNotFound, Field: "layers", Message: "the image of layer " + w.Digest + " cannot be read", Err: err}
+		return err
 	}
 	defer image.Close()
-	fd, free, err := s.ns.mount(w.Digest, int(image.Fd()))
+	fd, free, err := s.ns.mount(digest, int(image.Fd()))
 	if err != nil {
-		return &dsec.Error{Code: dsec.CodeInternal, Field: "layers", Message: "the image of layer " + w.Digest + " cannot be mounted", Err: err}
+		return &dsec.Error{Code: dsec.CodeInternal, Field: "layers", Message: "the image of layer " + digest + " cannot be mounted", Err: err}
 	}
 	s.mu.Lock()
-	s.byName[w.Digest] = &layer{fd: fd, free: free}
-	s.unused = append(s.unused, w.Digest)
+	s.byName[digest] = &layer{fd: fd, free: free}
+	s.unused = append(s.unused, digest)
 	s.mu.Unlock()
 	return nil
+}
+
+func openImage(w backend.Layer) (*os.File, error) {
+	image, err := os.Open(w.Path)
+	if err != nil {
+		return nil, &dsec.Error{Code: dsec.CodeNotFound, Field: "layers", Message: "the image of layer " + w.Digest + " cannot be read", Err: err}
+	}
+	return image, nil
 }
 
 func isHex(s string) bool {
@@ -143,8 +179,8 @@ func (s *layers) release(held []backend.Layer) {
 	}
 }
 
-// plan returns what a root of these layers needs in its upper directory.
-func (s *layers) plan(want []backend.Layer, fds []int) (*rootPlan, error) {
+// plan returns the platform's layer for these.
+func (s *layers) plan(want []backend.Layer, fds []int) (*platform, error) {
 	var key strings.Builder
 	for _, w := range want {
 		key.WriteString(w.Digest)
@@ -155,7 +191,7 @@ func (s *layers) plan(want []backend.Layer, fds []int) (*rootPlan, error) {
 	if p != nil {
 		return p, nil
 	}
-	p, err := planRoot(fds)
+	p, err := s.platforms.plan(fds)
 	if err != nil {
 		return nil, err
 	}

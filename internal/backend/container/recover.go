@@ -51,7 +51,7 @@ func (b *Backend) Recover(ctx context.Context, id dsec.SandboxID, raw backend.Ha
 	if _, err := b.layers.hold(ctx, h.Layers); err != nil {
 		b.log.Warn("layers of a recovered sandbox", "sandbox", id, "err", err)
 	} else {
-		i.held = true
+		i.held = h.Layers
 	}
 	i.cpus = h.CPUs
 	b.cpus.restore(i.cpus)
