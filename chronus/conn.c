@@ -119,7 +119,6 @@ static void header_done(struct conn *c, const uint8_t *p, size_t n) {
 
 void conn_no_files(struct conn *c) {
 	struct dec d = {.p = c->head + 1, .n = 4};
-	c->no_files = true;
 	c->wait = WAIT_NOTHING;
 	unsettle(c);
 	begin_payload(c, get_u32(&d));
@@ -279,7 +278,7 @@ void conn_put_data(struct conn *c, uint8_t type, const struct buf *head, const v
 // call_over makes the connection ready for the next request.
 static void call_over(struct conn *c) {
 	c->wait = WAIT_NOTHING;
-	c->no_files = c->half = false;
+	c->half = false;
 	buf_free(&c->msg);
 	unsettle(c);
 }
@@ -330,11 +329,11 @@ static void on_ready(struct watch *w, uint32_t events) {
 			call_writable(c);
 		}
 	}
-	if (c->dead || !(events & ~(uint32_t)EPOLLOUT))
-		return;
+	if (c->dead || c->early || !(events & ~(uint32_t)EPOLLOUT))
+		return; // early: settle takes first what came first
 	if (!busy(c)) {
 		on_readable(c);
-	} else if (!c->early) {
+	} else {
 		c->early = true; // left in the socket until the call has ended
 		watch_conn(c);
 	}

@@ -76,8 +76,7 @@ struct conn {
 	struct watch w;
 	struct conn *next_unsettled, *next; // next: among those that wait for the same
 	bool dead, unsettled;
-	bool discard;  // the data of a refused write is skipped
-	bool no_files; // the file call that came is answered here
+	bool discard; // the data of a refused write is skipped
 
 	// What comes in.
 	uint8_t head[HEADER_LEN]; // of the frame, or the preface

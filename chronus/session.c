@@ -374,9 +374,11 @@ static void on_status(struct watch *w, uint32_t events) {
 		s->run.status = status;
 		timer_stop(&s->timeout);
 		timer_stop(&s->interrupt);
-		process_drain(s->p);
-		process_drained(s->p);
-		return; // the session may be gone
+		struct process *p = s->p; // the session may be gone after this
+		process_drain(p);
+		readers_pump(p);
+		process_drained(p);
+		return;
 	}
 }
 

@@ -165,6 +165,35 @@ func TestSessionTimeoutKillsTheCommandOnly(t *testing.T) {
 	})
 }
 
+// Whoever else follows a session's shell has all that a command wrote once the
+// command has ended, and not at the next sign of life.
+func TestSessionIsFollowed(t *testing.T) {
+	shells(t, func(t *testing.T, f *fixture, s string) {
+		list, err := f.Sessions(t.Context())
+		if err != nil || len(list) != 1 {
+			t.Fatalf("got %+v, %v", list, err)
+		}
+		other, err := f.Attach(t.Context(), list[0].Process, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer other.Close()
+		const size = 60_000 // what a pipe holds, and more than is read at once
+		for seen := 0; seen < 10*size; {
+			if r := f.command(t, s, "head -c 60000 /dev/zero"); len(r.stdout) != size {
+				t.Fatalf("%d bytes, %+v", len(r.stdout), r.outcome)
+			}
+			for want := seen + size; seen < want; {
+				ev, err := other.Next()
+				if err != nil {
+					t.Fatal(err)
+				}
+				seen += len(ev.Data)
+			}
+		}
+	})
+}
+
 func TestInterruptKillsTheCommandOnly(t *testing.T) {
 	shells(t, func(t *testing.T, f *fixture, s string) {
 		f.command(t, s, "A=kept; sleep 1000 & job=$!")
