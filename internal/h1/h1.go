@@ -421,11 +421,9 @@ func (k *call) Read(p []byte) (int, error) {
 		return 0, k.over()
 	}
 	n, err := k.body.Read(p)
-	switch {
-	case err == nil:
-	case err == io.EOF: //nolint:errorlint // wrapped it would be an answer that broke off
+	if err == io.EOF { //nolint:errorlint // wrapped it would be an answer that broke off
 		k.end(true)
-	default:
+	} else if err != nil {
 		err = k.failed(err)
 	}
 	return n, err

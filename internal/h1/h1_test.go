@@ -183,14 +183,14 @@ func TestUnusedConnectionsAreClosed(t *testing.T) {
 				closed.Add(1)
 			}()
 			tr.put(&conn{t: tr, nc: ours})
-			time.Sleep(20 * time.Second)
+			time.Sleep(20 * time.Second) //nolint:forbidigo // of the bubble's clock
 		}
 		for want := range int64(3) {
 			synctest.Wait()
 			if n := closed.Load(); n != want+1 {
 				t.Errorf("%d are closed after %v, want %d", n, time.Duration(want)*20*time.Second+time.Minute, want+1)
 			}
-			time.Sleep(20 * time.Second)
+			time.Sleep(20 * time.Second) //nolint:forbidigo // of the bubble's clock
 		}
 		if tr.expiry != nil {
 			t.Error("a timer without connections")
