@@ -20,6 +20,9 @@ type forker struct {
 
 	program *shellProgram
 	masks   *maskList // that program covers
+
+	net  *netState // of the thread
+	slot *netSlot  // for the next container, whose namespace the thread is in; nil if none was found
 }
 
 const secbitNoSetuidFixup = 1 << 2 // of linux/securebits.h
@@ -31,6 +34,10 @@ func (f *forker) serve() error {
 	// The thread's capabilities stay when its user changes; see asOwner.
 	if err := unix.Prctl(unix.PR_SET_SECUREBITS, secbitNoSetuidFixup, 0, 0, 0); err != nil {
 		return fmt.Errorf("securebits: %w", err)
+	}
+	var err error
+	if f.net, err = openNetState("/hostproc"); err != nil {
+		return err
 	}
 	buffer := newPacketBuffer()
 	for {
@@ -46,7 +53,37 @@ func (f *forker) serve() error {
 		}
 		f.start(req.ID, req.Start.Base, fds[0], fds[1])
 		closeAll(fds)
+		f.ahead()
 	}
+}
+
+// ahead looks for a slot that can be had again. Where there is none, or it takes
+// a closer look, that is the work of another thread.
+func (f *forker) ahead() {
+	if f.slot != nil {
+		return
+	}
+	if slot, ok := f.s.slots.again(f.net); ok {
+		f.slot = &slot
+	}
+}
+
+// enter moves the thread to a slot, in which it does nothing but clone.
+func (f *forker) enter() (netSlot, error) {
+	if f.slot != nil {
+		slot := *f.slot
+		f.slot = nil
+		return slot, nil
+	}
+	slot, err := f.s.slots.take()
+	if err != nil {
+		return netSlot{}, err
+	}
+	if err := unix.Setns(slot.fd, unix.CLONE_NEWNET); err != nil {
+		f.s.slots.drop(slot)
+		return netSlot{}, fmt.Errorf("network slot: %w", err)
+	}
+	return slot, nil
 }
 
 func (f *forker) answer(r reply, fds []int) {
@@ -109,14 +146,9 @@ func (f *forker) clone(base uint32, listener, cgroup, goFD int) (*rawexec.Child,
 	if f.masks != masks {
 		f.program, f.masks = newShellProgram(masks.all, f.s.debug), masks
 	}
-	slot, err := f.s.slots.take()
+	slot, err := f.enter() // the child is born in its namespace
 	if err != nil {
 		return nil, err
-	}
-	// The child is born in the slot's namespace; this thread does nothing else with it.
-	if err := unix.Setns(slot.fd, unix.CLONE_NEWNET); err != nil {
-		f.s.slots.drop(slot)
-		return nil, fmt.Errorf("network slot: %w", err)
 	}
 	var flags uint64 = unix.CLONE_VM | unix.CLONE_NEWUSER | unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS
 	if !f.s.commandNamespaces {

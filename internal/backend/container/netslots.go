@@ -25,6 +25,7 @@ import (
 type netSlots struct {
 	watch *confine.SocketWatch // of all containers; nil where the kernel has none
 	ready chan readySlot
+	fresh []stateFile // how a new slot looks; set before one is ready
 
 	mu    sync.Mutex
 	used  []usedSlot       // of containers that live, oldest first
@@ -76,6 +77,9 @@ func newNetSlots(n int, watch *confine.SocketWatch) *netSlots {
 		m := &slotMaker{watch: watch}
 		for {
 			slot, err := s.next(m)
+			if s.fresh == nil && err == nil {
+				s.fresh = m.state.files
+			}
 			s.ready <- readySlot{slot, err} // an error is for who asks next
 		}
 	})
@@ -141,11 +145,12 @@ func (s *netSlots) bury(u usedSlot) {
 	s.dead = append(s.dead, u)
 }
 
-// exhume returns the slot that has waited longest, if it has waited enough.
-func (s *netSlots) exhume() (netSlot, bool) {
+// exhume returns the slot that has waited longest, if it has waited enough and,
+// where quiet is set, no Internet socket was made there.
+func (s *netSlots) exhume(quiet bool) (netSlot, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.dead) == 0 || time.Since(s.dead[0].ended) < settle {
+	if len(s.dead) == 0 || time.Since(s.dead[0].ended) < settle || quiet && !s.quiet(s.dead[0].netSlot) {
 		return netSlot{}, false
 	}
 	u := s.dead[0]
@@ -153,10 +158,29 @@ func (s *netSlots) exhume() (netSlot, bool) {
 	return u.netSlot, true
 }
 
+func (s *netSlots) quiet(slot netSlot) bool {
+	return slot.cookie != 0 && slot.uses < maxUses && s.watch.Quiet(slot.cookie)
+}
+
+// again moves the calling thread, whose state it is, to a slot that was used
+// and shows nothing of it, if one is found quickly.
+func (s *netSlots) again(state *netState) (netSlot, bool) {
+	slot, ok := s.exhume(true)
+	if !ok {
+		return netSlot{}, false
+	}
+	state.files = s.fresh // there is a first slot, so this is set
+	if unix.Setns(slot.fd, unix.CLONE_NEWNET) != nil || !state.sameButInternet() {
+		s.drop(slot)
+		return netSlot{}, false
+	}
+	return slot, true
+}
+
 // next returns a slot that was used and shows nothing of it, or else a new one.
 func (s *netSlots) next(m *slotMaker) (netSlot, error) {
 	for {
-		slot, ok := s.exhume()
+		slot, ok := s.exhume(false)
 		if !ok {
 			return m.make()
 		}

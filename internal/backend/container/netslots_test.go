@@ -209,14 +209,7 @@ const watchedEnv = "DSEC_TEST_WATCHED"
 // The verdicts are the same where the kernel tells of sockets.
 func TestNetSlotTracesWatched(t *testing.T) {
 	testutil.Require(t, testutil.Root, testutil.CgroupV2)
-	layout, err := cgroup.Detect()
-	check(t, err)
-	dir := filepath.Join(layout.V2, testutil.Name(t))
-	check(t, os.Mkdir(dir, 0o755))
-	defer func() { check(t, unix.Rmdir(dir)) }()
-	group, err := os.Open(dir)
-	check(t, err)
-	defer group.Close()
+	group := newGroup(t)
 	requireWatch(t, group)
 	cmd := exec.Command("/proc/self/exe", "-test.run=^TestNetSlotTraces$", "-test.v")
 	cmd.Env = append(os.Environ(), watchedEnv+"=1")
@@ -228,8 +221,22 @@ func TestNetSlotTracesWatched(t *testing.T) {
 	}
 }
 
+// newGroup makes a v2 cgroup.
+func newGroup(t testing.TB) *os.File {
+	t.Helper()
+	layout, err := cgroup.Detect()
+	check(t, err)
+	dir := filepath.Join(layout.V2, testutil.Name(t))
+	check(t, os.Mkdir(dir, 0o755))
+	t.Cleanup(func() { check(t, unix.Rmdir(dir)) })
+	group, err := os.Open(dir)
+	check(t, err)
+	t.Cleanup(func() { check(t, group.Close()) })
+	return group
+}
+
 // requireWatch skips where the kernel has no such program.
-func requireWatch(t *testing.T, group *os.File) {
+func requireWatch(t testing.TB, group *os.File) {
 	t.Helper()
 	watch, err := confine.NewSocketWatch(int(group.Fd()), 1)
 	if errors.Is(err, errors.ErrUnsupported) {
@@ -360,6 +367,77 @@ func TestNetSlotBounds(t *testing.T) {
 	}
 }
 
+// A forker takes a slot again only where that is sure at a glance, and leaves
+// others to the closer look.
+func TestQuietSlotsAreHadAgain(t *testing.T) {
+	testutil.Require(t, testutil.Root, testutil.CgroupV2)
+	group := newGroup(t)
+	requireWatch(t, group)
+	watch, err := confine.NewSocketWatch(int(group.Fd()), watchRoom)
+	check(t, err)
+	defer watch.Close()
+	err = onOwnThread(func() error {
+		s, m := &netSlots{watch: watch, early: map[int]struct{}{}}, &slotMaker{watch: watch}
+		state, err := openNetState("/proc")
+		if err != nil {
+			return err
+		}
+		defer unix.Close(state.dir)
+		if _, ok := s.again(state); ok {
+			return errors.New("a slot where there was none")
+		}
+		for _, c := range []struct {
+			name        string
+			uses        int
+			settled     bool
+			do          func(slot netSlot) // in the slot
+			again, left bool               // for a closer look
+		}{
+			{"nothing", 0, true, nil, true, false},
+			{"not settled", 0, false, nil, false, true},
+			{"worn out", maxUses - 1, true, nil, false, true},
+			{"a mark", 0, true, func(slot netSlot) { watch.Remove(slot.cookie) }, false, true},
+			{"open socket", 0, true, func(netSlot) { _, _ = unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0) }, false, false},
+			{"IPv6 route", 0, true, func(netSlot) { _ = askRoute(unix.AF_INET6, loopback6[:]) }, false, false},
+		} {
+			slot, err := m.make()
+			if err != nil {
+				return err
+			}
+			s.fresh, slot.uses = m.state.files, c.uses
+			if c.do != nil {
+				c.do(slot)
+			}
+			s.began(slot, 1)
+			s.ended(1)
+			if c.settled {
+				s.dead[0].ended = time.Now().Add(-settle)
+			}
+			got, ok := s.again(state)
+			if ok != c.again || ok && got.fd != slot.fd {
+				return fmt.Errorf("%s: again %v, want %v", c.name, ok, c.again)
+			}
+			if left := len(s.dead) == 1; left != c.left {
+				return fmt.Errorf("%s: left %v, want %v", c.name, left, c.left)
+			}
+			if !ok && !c.left && watch.Quiet(slot.cookie) {
+				return fmt.Errorf("%s: a slot that was closed is still watched", c.name)
+			}
+			for _, u := range s.dead {
+				s.drop(u.netSlot)
+			}
+			s.dead = nil
+			if ok {
+				s.drop(got)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
 // Sandboxes that use no network get a network namespace again in time; one in
 // which a packet was sent never comes back.
 func TestNetSlotsAreRecycled(t *testing.T) {
@@ -429,14 +507,9 @@ func BenchmarkNetSlotClean(b *testing.B) {
 		b.Run(fmt.Sprintf("watched=%v", watched), func(b *testing.B) {
 			m := &slotMaker{}
 			if watched {
-				layout, err := cgroup.Detect()
-				check(b, err)
-				dir := filepath.Join(layout.V2, testutil.Name(b))
-				check(b, os.Mkdir(dir, 0o755))
-				defer func() { check(b, unix.Rmdir(dir)) }()
-				group, err := os.Open(dir)
-				check(b, err)
-				defer group.Close()
+				group := newGroup(b)
+				requireWatch(b, group)
+				var err error
 				m.watch, err = confine.NewSocketWatch(int(group.Fd()), watchRoom)
 				check(b, err)
 				defer m.watch.Close()

@@ -29,7 +29,8 @@ import (
 // filter allows no other family, so that where no IPv4 and no IPv6 socket was
 // made (see confine.SocketWatch) these two files tell everything.
 type netState struct {
-	dir   int // /proc/thread-self/net, which follows the thread
+	proc  string // where proc is mounted
+	dir   int    // its thread-self/net, which follows the thread
 	files []stateFile
 	buf   []byte
 }
@@ -52,13 +53,21 @@ const fastOpenKey = "tcp_fastopen_key"
 // family. Its other lines have figures of the whole host.
 var noSockets = []byte("sockets: used 0\n")
 
+// openNetState is for the calling thread alone, and knows nothing yet.
+func openNetState(proc string) (*netState, error) {
+	dir, err := unix.Open(proc+"/thread-self/net", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("/proc/net: %w", err)
+	}
+	return &netState{proc: proc, dir: dir, buf: make([]byte, 64<<10)}, nil
+}
+
 // newNetState learns how the calling thread's namespace looks, which must be
 // new. It is for that thread alone.
 func newNetState() (*netState, error) {
-	s := &netState{buf: make([]byte, 64<<10)}
-	var err error
-	if s.dir, err = unix.Open("/proc/thread-self/net", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err != nil {
-		return nil, fmt.Errorf("/proc/net: %w", err)
+	s, err := openNetState("/proc")
+	if err != nil {
+		return nil, err
 	}
 	if !s.unused() {
 		_ = unix.Close(s.dir)
@@ -106,7 +115,7 @@ func (s *netState) unused() bool {
 func (s *netState) read(name string) ([]byte, error) {
 	dir := s.dir
 	if name == fastOpenKey {
-		dir, name = unix.AT_FDCWD, "/proc/sys/net/ipv4/"+fastOpenKey
+		dir, name = unix.AT_FDCWD, s.proc+"/sys/net/ipv4/"+fastOpenKey
 	}
 	fd, err := unix.Openat(dir, name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
