@@ -60,7 +60,7 @@ func startAPI(
 	ctx context.Context, cfg *Config, log *slog.Logger, reg *prometheus.Registry,
 	endpoints []watcher.Endpoint, public net.Listener, stack *daemon.Stack, failed chan<- error,
 ) error {
-	lock, err := daemon.Lock(filepath.Join(cfg.DataDir, "api"))
+	lock, err := daemon.Lock(filepath.Join(cfg.DataDir, "api"), "data_dir (--data-dir)")
 	if err != nil {
 		return err
 	}

@@ -2,7 +2,9 @@ package main
 
 import (
 	"bytes"
+	"crypto/sha256"
 	_ "embed"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -97,6 +99,22 @@ func (d *duration) UnmarshalText(b []byte) error {
 	return err
 }
 
+// instance is a name that no server with other data has.
+func (c *Config) instance() string {
+	if c.DataDir == defaultDataDir {
+		return "dsec"
+	}
+	sum := sha256.Sum256([]byte(filepath.Clean(c.DataDir)))
+	return "dsec-" + hex.EncodeToString(sum[:4])
+}
+
+// complete fills in what follows from other values.
+func (c *Config) complete() {
+	if c.RunDir == "" {
+		c.RunDir = filepath.Join("/run", c.instance())
+	}
+}
+
 func (c *Config) adminKey() string   { return filepath.Join(c.DataDir, "admin.key") }
 func (c *Config) edgeSocket() string { return filepath.Join(c.RunDir, "edge.sock") }
 
@@ -187,7 +205,7 @@ func splitList(text string) []string {
 // Validate reports the first value that cannot work.
 func (c *Config) Validate() error {
 	for field, dir := range map[string]string{"data_dir": c.DataDir, "run_dir": c.RunDir} {
-		if !filepath.IsAbs(dir) {
+		if !filepath.IsAbs(dir) && (dir != "" || field != "run_dir") {
 			return dsec.Invalid(field, "want an absolute path")
 		}
 	}

@@ -2,8 +2,6 @@ package main
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -63,14 +61,10 @@ func writeChronus(dir string) (string, error) {
 // cgroup is the name of this server's cgroups: that of the configuration, or
 // one that no server with other data has.
 func (c *Config) cgroup() string {
-	switch {
-	case c.Container.Cgroup != "":
+	if c.Container.Cgroup != "" {
 		return c.Container.Cgroup
-	case c.DataDir == defaultDataDir:
-		return "dsec"
 	}
-	sum := sha256.Sum256([]byte(filepath.Clean(c.DataDir)))
-	return "dsec-" + hex.EncodeToString(sum[:4])
+	return c.instance()
 }
 
 // runLauncher is the process that starts containers, started by the edge. It

@@ -68,11 +68,15 @@ func serveStatus(cfg *Config, log *slog.Logger, reg *prometheus.Registry, stack 
 // run are taken over. The caller closes the edge; the stack has the rest.
 func startEdge(ctx context.Context, cfg *Config, log *slog.Logger, reg *prometheus.Registry, stack *daemon.Stack) (*edge.Edge, error) {
 	state := filepath.Join(cfg.DataDir, "edge")
-	lock, err := daemon.Lock(state)
-	if err != nil {
-		return nil, err
+	for _, own := range []struct{ dir, key string }{
+		{state, "data_dir (--data-dir)"}, {filepath.Join(cfg.RunDir, "edge"), "run_dir (--run-dir)"},
+	} {
+		lock, err := daemon.Lock(own.dir, own.key)
+		if err != nil {
+			return nil, err
+		}
+		stack.Push(func(context.Context) error { return lock.Close() })
 	}
-	stack.Push(func(context.Context) error { return lock.Close() })
 	layers, err := layer.Open(filepath.Join(cfg.DataDir, "layers"), layer.Options{Logger: log})
 	if err != nil {
 		return nil, err

@@ -49,6 +49,9 @@ func runExec(ctx context.Context, e *env, args []string) error {
 	f.BoolVar(&f.noStdin, "n", false, "do not read standard input")
 	limit := f.Int64("output-limit", 0, "kill the command at more `bytes` of output")
 	args, err := f.parse(args, 2, -1, 1)
+	if errors.Is(err, errUsage) { // 2 could be the command's own
+		return exitError{exitPlatform, "exec: nothing was run: flags or arguments are wrong, see above"}
+	}
 	if err != nil {
 		return err
 	}

@@ -49,6 +49,7 @@ func serverFlags(e *env, name string) (*flags, func(args []string) (*Config, err
 		if kinds != nil {
 			cfg.Edge.Backends = kinds
 		}
+		cfg.complete()
 		return cfg, cfg.Validate()
 	}
 }

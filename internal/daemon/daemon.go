@@ -103,8 +103,9 @@ func ListenUnix(path string) (net.Listener, error) {
 	return l, nil
 }
 
-// Lock makes dir this process's own for as long as it lives. dir is made if missing.
-func Lock(dir string) (io.Closer, error) {
+// Lock makes dir this process's own for as long as it lives. dir is made if
+// missing. key is what of the configuration names it.
+func Lock(dir, key string) (io.Closer, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
@@ -115,7 +116,7 @@ func Lock(dir string) (io.Closer, error) {
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		_ = f.Close()
 		if errors.Is(err, unix.EWOULDBLOCK) {
-			return nil, fmt.Errorf("%s is in use by another dsec; stop that one, or choose another with --data-dir", dir)
+			return nil, fmt.Errorf("%s is in use by another dsec; stop that one, or give this one another %s", dir, key)
 		}
 		return nil, err
 	}

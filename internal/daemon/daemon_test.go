@@ -42,13 +42,13 @@ func TestUnixSocketIsPrivateAndReplacedWhenDead(t *testing.T) {
 
 func TestLockIsForOne(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "d")
-	l, err := Lock(dir)
+	l, err := Lock(dir, "data_dir")
 	check(t, err)
-	if _, err := Lock(dir); err == nil || !strings.Contains(err.Error(), "another dsec") {
+	if _, err := Lock(dir, "data_dir"); err == nil || !strings.Contains(err.Error(), "another dsec; stop that one, or give this one another data_dir") {
 		t.Errorf("second lock: %v", err)
 	}
 	check(t, l.Close())
-	l, err = Lock(dir)
+	l, err = Lock(dir, "data_dir")
 	check(t, err)
 	check(t, l.Close())
 }

@@ -181,7 +181,18 @@ func (b *btrfs) enableQuota() error {
 func (b *btrfs) name() string { return "btrfs" }
 func (b *btrfs) inodes() bool { return false }
 
+// reserve is what is left of the image for the sandboxes that are there: a
+// create is refused before those cannot be removed any more.
+const reserve = 32 << 20
+
 func (b *btrfs) create(_ context.Context, id string, req Request) (int, error) {
+	var st unix.Statfs_t
+	if err := unix.Fstatfs(b.fd, &st); err != nil {
+		return -1, fmt.Errorf("btrfs: %w", err)
+	}
+	if int64(st.Bavail)*st.Bsize < reserve {
+		return -1, fmt.Errorf("btrfs: the image of all volumes is full: %w", unix.ENOSPC)
+	}
 	again, err := b.free.take(id)
 	if err != nil {
 		return -1, err

@@ -205,11 +205,7 @@ func (s *Store) Create(ctx context.Context, id dsec.SandboxID, req Request) (*Vo
 	}
 	v := &Volume{store: s, id: id, req: req}
 	if err != nil {
-		err = errors.Join(err, v.Remove(context.WithoutCancel(ctx)))
-		if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
-			return nil, &dsec.Error{Code: dsec.CodeExhausted, Field: "limits.disk_bytes", Message: "the node's disk has no room for the volume", Err: err}
-		}
-		return nil, err
+		return nil, noRoom(errors.Join(err, v.Remove(context.WithoutCancel(ctx))))
 	}
 	return v, nil
 }
@@ -285,6 +281,14 @@ func (v *Volume) Rename(id dsec.SandboxID) error {
 	}
 	if err == nil {
 		v.id = id
+	}
+	return noRoom(err)
+}
+
+// noRoom makes the error of a full disk one that a user may see.
+func noRoom(err error) error {
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		return &dsec.Error{Code: dsec.CodeExhausted, Field: "limits.disk_bytes", Message: "the node's disk has no room for the volume", Err: err}
 	}
 	return err
 }

@@ -82,8 +82,8 @@ func (r *recycler) put(id string) (bool, error) {
 		return false, nil
 	}
 	name := r.prefix + rand.Text()
-	if err := renameAt(r.b.fd, id, name); err != nil {
-		return false, fmt.Errorf("btrfs: rename subvolume: %w", err)
+	if renameAt(r.b.fd, id, name) != nil {
+		return false, nil // a full image has no room for a name; to drop one works
 	}
 	r.dirty <- name // there is room: only put sends, and holds the lock
 	return true, nil
@@ -115,24 +115,37 @@ func (r *recycler) small(name string) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	left := maxEntries
-	return emptySmall(fd, &left)
+	return emptySmall(fd, &budget{maxEntries, maxResidue})
+}
+
+// budget is what may still be found in a volume. What was written lately is in
+// no quota's figure yet, so the files are asked, too.
+type budget struct {
+	entries int
+	bytes   int64
 }
 
 // emptySmall removes everything in a directory, whose descriptor it closes. It
-// reports false once there is more than so many entries. A tree is as deep as
-// left at most, and nobody else uses it any more.
-func emptySmall(fd int, left *int) (bool, error) {
+// reports false once there is more than is left. A tree is as deep as it has
+// entries at most, and nobody else uses it any more.
+func emptySmall(fd int, left *budget) (bool, error) {
 	dir := os.NewFile(uintptr(fd), "volume")
 	defer dir.Close()
-	names, err := dir.Readdirnames(*left + 1)
+	names, err := dir.Readdirnames(left.entries + 1)
 	if err != nil && err != io.EOF {
 		return false, err
 	}
-	if *left -= len(names); *left < 0 {
+	if left.entries -= len(names); left.entries < 0 {
 		return false, nil
 	}
 	for _, name := range names {
+		var st unix.Stat_t
+		if err := unix.Fstatat(fd, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+			return false, err
+		}
+		if left.bytes -= st.Size; left.bytes < 0 {
+			return false, nil
+		}
 		err := unix.Unlinkat(fd, name, 0)
 		if err == unix.EISDIR {
 			var child int
