@@ -240,7 +240,7 @@ async def demo() -> int:
     print(f"The server runs at {URL}. Try next:\n")
     print(f"  bin/dsec sandbox create {inputs.BASE} {tasks[0].layer}")
     print("  bin/dsec shell ID                # a terminal inside it")
-    print(f"  bin/dsec exec ID -- {' '.join(tasks[0].test)}")
+    print(f"  bin/dsec exec -w {tasks[0].workdir} ID -- {' '.join(tasks[0].test)}")
     return 0 if good == len(attempts) else 1
 
 

@@ -2,6 +2,7 @@ package edge
 
 import (
 	"path"
+	"strconv"
 	"strings"
 	"time"
 
@@ -13,9 +14,10 @@ import (
 )
 
 // Limits on the output of one command where the request names none, and the
-// most that it may name for one whose output is collected.
+// most that it may name for one whose output is collected. One that is streamed
+// has none of its own: it waits for its reader.
 const (
-	defaultStartOutput = 64 << 20
+	defaultStartOutput = 64 << 20 // of a session's command
 	defaultExecOutput  = 16 << 20
 	maxExecOutput      = 64 << 20
 	// maxStartOutput bounds a streamed command: a count that no machine reaches.
@@ -55,13 +57,20 @@ func command(spec *dsec.Spec, c *dsecv1.Command, output, maxOutput int64) (chron
 	}
 	switch n := c.OutputLimitBytes; {
 	case n < 0 || n > maxOutput:
-		return out, dsec.Invalid("command.output_limit_bytes", "want 1 to %d, or 0 for %d; got %d", maxOutput, output, n)
+		return out, dsec.Invalid("command.output_limit_bytes", "want 1 to %d, or 0 for the default (%s); got %d", maxOutput, bytesOrNone(output), n)
 	case n > 0:
 		out.OutputLimit = n
 	default:
 		out.OutputLimit = output
 	}
 	return out, out.Validate()
+}
+
+func bytesOrNone(n int64) string {
+	if n == 0 {
+		return "none"
+	}
+	return strconv.FormatInt(n, 10)
 }
 
 // inside is dir seen from the sandbox's workdir. Empty stays empty, so that

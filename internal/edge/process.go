@@ -92,7 +92,7 @@ func (p processService) Start(ctx context.Context, req *connect.Request[dsecv1.S
 	defer c.end()
 	m := req.Msg
 	start := chronusapi.StartRequest{Stdin: m.Stdin, OpenStdin: m.OpenStdin, Detach: m.Detach, Orphan: true}
-	if start.Command, err = command(c.s.spec, m.Command, defaultStartOutput, maxStartOutput); err != nil {
+	if start.Command, err = command(c.s.spec, m.Command, 0, maxStartOutput); err != nil {
 		return err
 	}
 	if m.Pty != nil {
