@@ -66,9 +66,9 @@ func (s *Sandbox) Sessions(ctx context.Context) ([]string, error) {
 func (n *Session) ID() string { return n.id }
 
 // Run runs one command in the session and copies its output. A timeout of 0 is
-// none. All commands of a Session go over one open stream. Canceling ctx closes
-// that stream, and the next Run opens another; the command runs on to its end
-// or its timeout, and the next one waits for it. Close ends both.
+// none. All commands of a Session go over one open stream. Canceling ctx
+// interrupts the command, as Interrupt does, or takes it out of those that wait
+// for their turn; the session keeps its directory, environment and functions.
 func (n *Session) Run(ctx context.Context, command string, timeout time.Duration, stdout, stderr io.Writer) (dsec.Outcome, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -79,8 +79,12 @@ func (n *Session) Run(ctx context.Context, command string, timeout time.Duration
 		life, cancel := context.WithCancel(context.WithoutCancel(ctx))
 		n.stream, n.cancel = n.sandbox.c.session.RunCommands(life), cancel
 	}
-	stop := context.AfterFunc(ctx, n.cancel)
-	defer stop()
+	stream, cancel := n.stream, n.cancel
+	defer context.AfterFunc(ctx, func() {
+		cancel()
+		// HTTP/2 of net/http sees the cancel once it does not wait for a body.
+		_ = stream.CloseRequest()
+	})()
 	o, err := n.run(command, timeout, stdout, stderr)
 	if err != nil {
 		n.drop()
@@ -126,6 +130,18 @@ func (n *Session) drop() {
 	_ = n.stream.CloseRequest()
 	_ = n.stream.CloseResponse()
 	n.stream, n.cancel = nil, nil
+}
+
+// Interrupt kills what the command under way in the session has started, whoever
+// runs it, as its timeout does; a shell that then does not come back ends with
+// its session. It does not wait: that command's Run returns its outcome, which is
+// signal 9 or what the shell makes of that, mostly code 137. The error's code is
+// conflict where no command runs.
+func (n *Session) Interrupt(ctx context.Context) error {
+	_, err := call(ctx, n.sandbox.c, n.sandbox.c.session.InterruptCommand, &dsecv1.InterruptCommandRequest{
+		SandboxId: string(n.sandbox.id), SessionId: n.id,
+	}, dsec.Retryable)
+	return err
 }
 
 // Close ends the shell and every process that it started.

@@ -53,11 +53,12 @@ var rows = map[string]row{
 	dsecv1connect.ProcessServiceCloseStdinProcedure:    {body: `{"sandboxId":"%s","processId":"1"}`, field: "sandbox_id"},
 	dsecv1connect.ProcessServiceResizeProcedure:        {body: `{"sandboxId":"%s","processId":"2","size":{"rows":3,"cols":4}}`, field: "sandbox_id"},
 
-	dsecv1connect.SessionServiceOpenSessionProcedure:  {body: `{"sandboxId":"%s"}`, field: "sandbox_id"},
-	dsecv1connect.SessionServiceRunCommandProcedure:   {body: `{"sandboxId":"%s","sessionId":"SESSION","command":"true"}`, field: "sandbox_id"},
-	dsecv1connect.SessionServiceRunCommandsProcedure:  {body: `{"sandboxId":"%s","sessionId":"SESSION","command":"true"}`, field: "sandbox_id"},
-	dsecv1connect.SessionServiceListSessionsProcedure: {body: `{"sandboxId":"%s"}`, field: "sandbox_id"},
-	dsecv1connect.SessionServiceCloseSessionProcedure: {body: `{"sandboxId":"%s","sessionId":"SESSION"}`, field: "sandbox_id"},
+	dsecv1connect.SessionServiceOpenSessionProcedure:      {body: `{"sandboxId":"%s"}`, field: "sandbox_id"},
+	dsecv1connect.SessionServiceRunCommandProcedure:       {body: `{"sandboxId":"%s","sessionId":"SESSION","command":"true"}`, field: "sandbox_id"},
+	dsecv1connect.SessionServiceRunCommandsProcedure:      {body: `{"sandboxId":"%s","sessionId":"SESSION","command":"true"}`, field: "sandbox_id"},
+	dsecv1connect.SessionServiceInterruptCommandProcedure: {body: `{"sandboxId":"%s","sessionId":"SESSION"}`, field: "sandbox_id"},
+	dsecv1connect.SessionServiceListSessionsProcedure:     {body: `{"sandboxId":"%s"}`, field: "sandbox_id"},
+	dsecv1connect.SessionServiceCloseSessionProcedure:     {body: `{"sandboxId":"%s","sessionId":"SESSION"}`, field: "sandbox_id"},
 
 	dsecv1connect.FileServiceStatProcedure:     {body: `{"sandboxId":"%s","path":{"path":"/"}}`, field: "sandbox_id"},
 	dsecv1connect.FileServiceListDirProcedure:  {body: `{"sandboxId":"%s","path":{"path":"/"}}`, field: "sandbox_id"},
@@ -81,9 +82,10 @@ var rows = map[string]row{
 // mayFail are the routes whose body in rows does not succeed: it names what is
 // not there, which shows that the call was let in.
 var mayFail = map[string]dsec.Code{
-	dsecv1connect.LayerServiceRemoveLayerProcedure: dsec.CodeNotFound,
-	dsecv1connect.LayerServiceImportLayerProcedure: dsec.CodeInvalid, // an empty archive
-	dsecv1connect.AdminServiceRevokeKeyProcedure:   dsec.CodeNotFound,
+	dsecv1connect.LayerServiceRemoveLayerProcedure:        dsec.CodeNotFound,
+	dsecv1connect.LayerServiceImportLayerProcedure:        dsec.CodeInvalid, // an empty archive
+	dsecv1connect.AdminServiceRevokeKeyProcedure:          dsec.CodeNotFound,
+	dsecv1connect.SessionServiceInterruptCommandProcedure: dsec.CodeConflict, // it runs none
 }
 
 // badIDs is S81.

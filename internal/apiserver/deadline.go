@@ -1,6 +1,7 @@
 package apiserver
 
 import (
+	"context"
 	"errors"
 	"io"
 	"iter"
@@ -110,22 +111,18 @@ func bodyDeadlines(next http.Handler) http.Handler {
 func bothWays(next http.Handler, w http.ResponseWriter, r *http.Request) {
 	conn := http.NewResponseController(w)
 	if conn.EnableFullDuplex() == nil {
-		r2 := *r
-		r2.Proto, r2.ProtoMajor, r2.ProtoMinor = "HTTP/2.0", 2, 0
-		r2.Body = openBody{r.Body}
-		r = &r2
+		ctx, gone := context.WithCancel(r.Context())
+		defer gone()
+		body := watchBody(r.Body, gone)
+		defer body.timer.Stop()
+		r = r.WithContext(ctx)
+		r.Proto, r.ProtoMajor, r.ProtoMinor = "HTTP/2.0", 2, 0
+		r.Body = body
 	}
 	next.ServeHTTP(w, r)
 	// What the client may still send is not waited for long.
 	_ = conn.SetReadDeadline(time.Now().Add(lastWords))
 }
-
-// openBody leaves it to the server to close the body: that waits for its end,
-// and must not before the answer was sent.
-type openBody struct{ io.ReadCloser }
-
-// Close implements io.Closer.
-func (openBody) Close() error { return nil }
 
 // lastWords is how long a client may take to end its side of a stream after
 // the other side has ended.

@@ -26,6 +26,10 @@ func (s sessionService) ListSessions(ctx context.Context, req *connect.Request[d
 	return unary(ctx, s.s, req, sessionClient, dsecv1connect.SessionServiceClient.ListSessions)
 }
 
+func (s sessionService) InterruptCommand(ctx context.Context, req *connect.Request[dsecv1.InterruptCommandRequest]) (*connect.Response[dsecv1.InterruptCommandResponse], error) {
+	return unary(ctx, s.s, req, sessionClient, dsecv1connect.SessionServiceClient.InterruptCommand)
+}
+
 func (s sessionService) CloseSession(ctx context.Context, req *connect.Request[dsecv1.CloseSessionRequest]) (*connect.Response[dsecv1.CloseSessionResponse], error) {
 	return unary(ctx, s.s, req, sessionClient, dsecv1connect.SessionServiceClient.CloseSession)
 }

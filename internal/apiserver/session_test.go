@@ -1,17 +1,21 @@
 package apiserver
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"io"
 	"net/http"
+	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/client"
 	"github.com/opendsec/dsec/internal/apierr"
 	"github.com/opendsec/dsec/internal/daemon"
+	"github.com/opendsec/dsec/internal/testutil"
 	"github.com/opendsec/dsec/internal/watcher"
 	"github.com/opendsec/dsec/proto/dsec/v1/dsecv1connect"
 )
@@ -105,5 +109,88 @@ func TestStoppingEndsIdleSessionStreams(t *testing.T) {
 				t.Errorf("after the stop: %v", err)
 			}
 		})
+	}
+}
+
+type writerFunc func([]byte) (int, error)
+
+func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
+
+// A client that gives a command up, or is gone, is seen at the edge at once,
+// whatever the way and although nobody says anything more.
+func TestSessionCommandIsGivenUp(t *testing.T) {
+	stub := newStub("fake")
+	h2 := &http.Transport{Protocols: new(http.Protocols)}
+	h2.Protocols.SetUnencryptedHTTP2(true)
+	t.Cleanup(h2.CloseIdleConnections)
+	for edge, endpoint := range map[string]watcher.Endpoint{
+		"socket": stub.endpoint(t), "process": {Name: "p", Transport: &daemon.Local{Handler: stub.handler()}},
+	} {
+		r := newRigOver(t, []watcher.Endpoint{endpoint})
+		for name, tr := range map[string]http.RoundTripper{"HTTP/1.1": nil, "HTTP/2": h2} {
+			t.Run(edge+"/"+name, func(t *testing.T) {
+				c, err := client.New(client.Options{URL: r.url, APIKey: r.secret, Transport: tr})
+				check(t, err)
+				t.Cleanup(c.Close)
+				sess := c.Sandbox(string(dsec.NewSandboxID(stub.id))).Session("s")
+				for range 2 { // on a new stream, and on one that has served a command
+					ctx, cancel := context.WithCancel(t.Context())
+					_, err := sess.Run(ctx, "hang", 0, writerFunc(func(p []byte) (int, error) { cancel(); return len(p), nil }), nil)
+					if !errors.Is(err, context.Canceled) {
+						t.Errorf("a canceled run: %v", err)
+					}
+					select {
+					case <-stub.gone:
+					case <-time.After(time.Minute):
+						t.Fatal("the edge was not told")
+					}
+					var out strings.Builder
+					if _, err := sess.Run(t.Context(), "one", 0, &out, nil); err != nil || out.String() != "one" {
+						t.Errorf("the next one: %q, %v", out.String(), err)
+					}
+				}
+				check(t, sess.Interrupt(t.Context()))
+				_ = sess.Close(t.Context()) // ends its stream; the stub closes no sessions
+				if err := c.Sandbox(string(dsec.NewSandboxID(stub.id))).Session("t").Interrupt(t.Context()); dsec.CodeOf(err) != dsec.CodeNotFound {
+					t.Errorf("no session: %v", err)
+				}
+			})
+		}
+	}
+}
+
+// Where the server stops, a client that says nothing has not gone.
+func TestWatchedBodyTellsAStopFromAClientThatIsGone(t *testing.T) {
+	for err, want := range map[error]bool{io.EOF: false, os.ErrDeadlineExceeded: false, io.ErrUnexpectedEOF: true} {
+		gone := make(chan struct{})
+		in, out := io.Pipe()
+		b := watchBody(in, func() {})
+		if _, err := out.Write([]byte("words")); err != nil { // until it is read ahead
+			t.Fatal(err)
+		}
+		_ = out.CloseWithError(err)
+		got, rerr := io.ReadAll(b)
+		if string(got) != "words" || !errors.Is(rerr, err) && err != io.EOF {
+			t.Errorf("%v: read %q, %v", err, got, rerr)
+		}
+		b = watchBody(in, func() { close(gone) })
+		testutil.WaitFor(t, time.Minute, "the body was read ahead", func() error {
+			b.mu.Lock()
+			defer b.mu.Unlock()
+			if b.err == nil {
+				return errors.New("not yet")
+			}
+			return nil
+		})
+		select {
+		case <-gone:
+			if !want {
+				t.Errorf("%v counts as gone", err)
+			}
+		default:
+			if want {
+				t.Errorf("%v does not count as gone", err)
+			}
+		}
 	}
 }

@@ -54,6 +54,7 @@ type stubEdge struct {
 	lists    []*dsecv1.ListRequest
 	broken   error // how the last Write ended, where not with EOF
 	wrote    chan struct{}
+	gone     chan error // of a command that hangs
 	digest   string
 	headers  []http.Header
 }
@@ -61,7 +62,7 @@ type stubEdge struct {
 func newStub(kind dsec.Kind) *stubEdge {
 	return &stubEdge{
 		id: dsec.NewEdgeID(), kind: kind, keys: map[string]dsec.SandboxID{}, bodies: map[dsec.SandboxID][]byte{},
-		projects: map[dsec.SandboxID]string{}, wrote: make(chan struct{}, 8),
+		projects: map[dsec.SandboxID]string{}, wrote: make(chan struct{}, 8), gone: make(chan error, 8),
 	}
 }
 
@@ -179,8 +180,8 @@ func (e *stubEdge) Start(ctx context.Context, _ *connect.Request[dsecv1.StartReq
 	return ctx.Err()
 }
 
-// RunCommand echoes the command.
-func (e *stubEdge) RunCommand(_ context.Context, req *connect.Request[dsecv1.RunCommandRequest], out *connect.ServerStream[dsecv1.ProcessEvent]) error {
+// RunCommand echoes the command; "hang" is one that ends when its client goes.
+func (e *stubEdge) RunCommand(ctx context.Context, req *connect.Request[dsecv1.RunCommandRequest], out *connect.ServerStream[dsecv1.ProcessEvent]) error {
 	e.mu.Lock()
 	err := e.fail
 	e.mu.Unlock()
@@ -195,8 +196,21 @@ func (e *stubEdge) RunCommand(_ context.Context, req *connect.Request[dsecv1.Run
 		if err := out.Send(ev); err != nil {
 			return err
 		}
+		if req.Msg.Command == "hang" && ev.GetOutput() != nil {
+			<-ctx.Done()
+			e.gone <- ctx.Err()
+			return ctx.Err()
+		}
 	}
 	return nil
+}
+
+// InterruptCommand knows one session.
+func (e *stubEdge) InterruptCommand(_ context.Context, req *connect.Request[dsecv1.InterruptCommandRequest]) (*connect.Response[dsecv1.InterruptCommandResponse], error) {
+	if p := req.Header().Get(projectHeader); req.Msg.SessionId != "s" || p == "" {
+		return nil, apierr.Encode(&dsec.Error{Code: dsec.CodeNotFound, Field: "session_id", Message: "no such session of " + p})
+	}
+	return connect.NewResponse(new(dsecv1.InterruptCommandResponse)), nil
 }
 
 func (e *stubEdge) Write(_ context.Context, in *connect.ClientStream[dsecv1.WriteRequest]) (*connect.Response[dsecv1.WriteResponse], error) {

@@ -54,7 +54,7 @@ func sessionCommand(m *dsecv1.RunCommandRequest) (chronusapi.SessionCommand, err
 }
 
 // RunCommand runs one command in a session. Where the client goes away the
-// command runs on, as it does where this edge is restarted.
+// command is interrupted; where this edge is restarted it runs on.
 func (x sessionService) RunCommand(ctx context.Context, req *connect.Request[dsecv1.RunCommandRequest], stream *connect.ServerStream[dsecv1.ProcessEvent]) error {
 	return x.e.with(ctx, req.Header(), req.Msg.SandboxId, func(c *call) error {
 		out := newSender(ctx, stream.Send)
@@ -68,15 +68,24 @@ func (c *call) runCommand(m *dsecv1.RunCommandRequest, out *sender) error {
 	if err != nil {
 		return err
 	}
+	ctx, cancel := context.WithCancelCause(context.WithoutCancel(c.ctx))
+	giveUp := func() {
+		if c.keeps() {
+			cancel(nil)
+		} else {
+			cancel(chronusapi.ErrInterrupt)
+		}
+	}
+	defer giveUp() // of a stream that has ended it changes nothing
+	defer context.AfterFunc(c.ctx, giveUp)()
 	var stream *chronusapi.Events
 	err = c.grouped(func() (err error) {
-		stream, err = c.client.RunCommand(c.ctx, cmd)
+		stream, err = c.client.RunCommand(ctx, cmd)
 		return err
 	})
 	if err != nil {
 		return missing(err, "session_id")
 	}
-	defer func() { _ = stream.Close() }()
 	var process uint64
 	for last := chronusapi.EventKind(0); ; {
 		switch last {
@@ -142,6 +151,14 @@ func endOfInput(err error) error {
 		return nil
 	}
 	return err
+}
+
+// InterruptCommand kills what a session's command has started.
+func (x sessionService) InterruptCommand(ctx context.Context, req *connect.Request[dsecv1.InterruptCommandRequest]) (*connect.Response[dsecv1.InterruptCommandResponse], error) {
+	err := x.e.with(ctx, req.Header(), req.Msg.SandboxId, func(c *call) error {
+		return missing(c.client.Interrupt(c.ctx, req.Msg.SessionId), "session_id")
+	})
+	return respond(new(dsecv1.InterruptCommandResponse), err)
 }
 
 // ListSessions lists the open sessions.

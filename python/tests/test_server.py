@@ -336,6 +336,47 @@ async def test_session_survives_much_output_and_a_timeout(sandbox: Sandbox) -> N
         assert (late.timed_out, late.text) == (True, "before\n")
 
 
+async def test_cancelling_interrupts_a_sessions_command(sandbox: Sandbox) -> None:
+    async with await sandbox.open_session() as session:
+        await session.run("cd /tmp; export KEPT=yes")
+        begun = asyncio.Event()
+        for _ in range(2):
+            begun.clear()
+            task = asyncio.create_task(session.run("echo begun; sleep 600", on_output=lambda _: begun.set()))
+            await asyncio.wait_for(begun.wait(), 60)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            after = await asyncio.wait_for(session.run("pwd; echo $KEPT"), 60)
+            assert after.text == "/tmp\nyes\n"
+
+
+async def test_cancelling_reaches_one_client_of_a_session(sandbox: Sandbox) -> None:
+    async with await sandbox.open_session() as session:
+        waits = sandbox.session(session.session_id)
+        begun = asyncio.Event()
+        runs = asyncio.create_task(session.run("echo begun; sleep 600", on_output=lambda _: begun.set()))
+        await asyncio.wait_for(begun.wait(), 60)
+        task = asyncio.create_task(waits.run("sleep 600 && export BAD=yes"))
+        await asyncio.sleep(0.2)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        done, _ = await asyncio.wait([runs], timeout=0.2)
+        assert not done
+        # From another handle, and the result comes to the one that runs it.
+        await waits.interrupt()
+        result = await asyncio.wait_for(runs, 60)
+        assert result.claimed
+        assert not result.timed_out
+        assert result.signal == 9 or result.exit_code == 137
+        assert (await asyncio.wait_for(session.run("echo $BAD"), 60)).text == "\n"
+        with pytest.raises(libdsec.ConflictError):
+            await session.interrupt()
+    with pytest.raises(libdsec.NotFoundError):
+        await session.interrupt()
+
+
 async def test_session_that_is_not_there(sandbox: Sandbox) -> None:
     with pytest.raises(libdsec.NotFoundError):
         await sandbox.session("nosuchsession").run("true")

@@ -213,6 +213,94 @@ func (x *RunCommandRequest) GetOutputLimitBytes() int64 {
 	return 0
 }
 
+type InterruptCommandRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	SandboxId     string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	SessionId     string                 `protobuf:"bytes,2,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *InterruptCommandRequest) Reset() {
+	*x = InterruptCommandRequest{}
+	mi := &file_dsec_v1_session_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *InterruptCommandRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*InterruptCommandRequest) ProtoMessage() {}
+
+func (x *InterruptCommandRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_session_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use InterruptCommandRequest.ProtoReflect.Descriptor instead.
+func (*InterruptCommandRequest) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_session_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *InterruptCommandRequest) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+func (x *InterruptCommandRequest) GetSessionId() string {
+	if x != nil {
+		return x.SessionId
+	}
+	return ""
+}
+
+type InterruptCommandResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *InterruptCommandResponse) Reset() {
+	*x = InterruptCommandResponse{}
+	mi := &file_dsec_v1_session_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *InterruptCommandResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*InterruptCommandResponse) ProtoMessage() {}
+
+func (x *InterruptCommandResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_session_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use InterruptCommandResponse.ProtoReflect.Descriptor instead.
+func (*InterruptCommandResponse) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_session_proto_rawDescGZIP(), []int{4}
+}
+
 type ListSessionsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	SandboxId     string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
@@ -222,7 +310,7 @@ type ListSessionsRequest struct {
 
 func (x *ListSessionsRequest) Reset() {
 	*x = ListSessionsRequest{}
-	mi := &file_dsec_v1_session_proto_msgTypes[3]
+	mi := &file_dsec_v1_session_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -234,7 +322,7 @@ func (x *ListSessionsRequest) String() string {
 func (*ListSessionsRequest) ProtoMessage() {}
 
 func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_session_proto_msgTypes[3]
+	mi := &file_dsec_v1_session_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -247,7 +335,7 @@ func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionsRequest.ProtoReflect.Descriptor instead.
 func (*ListSessionsRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_session_proto_rawDescGZIP(), []int{3}
+	return file_dsec_v1_session_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *ListSessionsRequest) GetSandboxId() string {
@@ -266,7 +354,7 @@ type ListSessionsResponse struct {
 
 func (x *ListSessionsResponse) Reset() {
 	*x = ListSessionsResponse{}
-	mi := &file_dsec_v1_session_proto_msgTypes[4]
+	mi := &file_dsec_v1_session_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -278,7 +366,7 @@ func (x *ListSessionsResponse) String() string {
 func (*ListSessionsResponse) ProtoMessage() {}
 
 func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_session_proto_msgTypes[4]
+	mi := &file_dsec_v1_session_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -291,7 +379,7 @@ func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionsResponse.ProtoReflect.Descriptor instead.
 func (*ListSessionsResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_session_proto_rawDescGZIP(), []int{4}
+	return file_dsec_v1_session_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ListSessionsResponse) GetSessions() []*Session {
@@ -313,7 +401,7 @@ type Session struct {
 
 func (x *Session) Reset() {
 	*x = Session{}
-	mi := &file_dsec_v1_session_proto_msgTypes[5]
+	mi := &file_dsec_v1_session_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -325,7 +413,7 @@ func (x *Session) String() string {
 func (*Session) ProtoMessage() {}
 
 func (x *Session) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_session_proto_msgTypes[5]
+	mi := &file_dsec_v1_session_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -338,7 +426,7 @@ func (x *Session) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Session.ProtoReflect.Descriptor instead.
 func (*Session) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_session_proto_rawDescGZIP(), []int{5}
+	return file_dsec_v1_session_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Session) GetSessionId() string {
@@ -372,7 +460,7 @@ type CloseSessionRequest struct {
 
 func (x *CloseSessionRequest) Reset() {
 	*x = CloseSessionRequest{}
-	mi := &file_dsec_v1_session_proto_msgTypes[6]
+	mi := &file_dsec_v1_session_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -384,7 +472,7 @@ func (x *CloseSessionRequest) String() string {
 func (*CloseSessionRequest) ProtoMessage() {}
 
 func (x *CloseSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_session_proto_msgTypes[6]
+	mi := &file_dsec_v1_session_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -397,7 +485,7 @@ func (x *CloseSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSessionRequest.ProtoReflect.Descriptor instead.
 func (*CloseSessionRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_session_proto_rawDescGZIP(), []int{6}
+	return file_dsec_v1_session_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *CloseSessionRequest) GetSandboxId() string {
@@ -422,7 +510,7 @@ type CloseSessionResponse struct {
 
 func (x *CloseSessionResponse) Reset() {
 	*x = CloseSessionResponse{}
-	mi := &file_dsec_v1_session_proto_msgTypes[7]
+	mi := &file_dsec_v1_session_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -434,7 +522,7 @@ func (x *CloseSessionResponse) String() string {
 func (*CloseSessionResponse) ProtoMessage() {}
 
 func (x *CloseSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_session_proto_msgTypes[7]
+	mi := &file_dsec_v1_session_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -447,7 +535,7 @@ func (x *CloseSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSessionResponse.ProtoReflect.Descriptor instead.
 func (*CloseSessionResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_session_proto_rawDescGZIP(), []int{7}
+	return file_dsec_v1_session_proto_rawDescGZIP(), []int{9}
 }
 
 var File_dsec_v1_session_proto protoreflect.FileDescriptor
@@ -474,7 +562,13 @@ const file_dsec_v1_session_proto_rawDesc = "" +
 	"session_id\x18\x02 \x01(\tR\tsessionId\x12\x18\n" +
 	"\acommand\x18\x03 \x01(\tR\acommand\x123\n" +
 	"\atimeout\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\atimeout\x12,\n" +
-	"\x12output_limit_bytes\x18\x05 \x01(\x03R\x10outputLimitBytes\"4\n" +
+	"\x12output_limit_bytes\x18\x05 \x01(\x03R\x10outputLimitBytes\"W\n" +
+	"\x17InterruptCommandRequest\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x1d\n" +
+	"\n" +
+	"session_id\x18\x02 \x01(\tR\tsessionId\"\x1a\n" +
+	"\x18InterruptCommandResponse\"4\n" +
 	"\x13ListSessionsRequest\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\"D\n" +
@@ -491,12 +585,13 @@ const file_dsec_v1_session_proto_rawDesc = "" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x02 \x01(\tR\tsessionId\"\x16\n" +
-	"\x14CloseSessionResponse2\x87\x03\n" +
+	"\x14CloseSessionResponse2\xe0\x03\n" +
 	"\x0eSessionService\x12H\n" +
 	"\vOpenSession\x12\x1b.dsec.v1.OpenSessionRequest\x1a\x1c.dsec.v1.OpenSessionResponse\x12A\n" +
 	"\n" +
 	"RunCommand\x12\x1a.dsec.v1.RunCommandRequest\x1a\x15.dsec.v1.ProcessEvent0\x01\x12D\n" +
-	"\vRunCommands\x12\x1a.dsec.v1.RunCommandRequest\x1a\x15.dsec.v1.ProcessEvent(\x010\x01\x12P\n" +
+	"\vRunCommands\x12\x1a.dsec.v1.RunCommandRequest\x1a\x15.dsec.v1.ProcessEvent(\x010\x01\x12W\n" +
+	"\x10InterruptCommand\x12 .dsec.v1.InterruptCommandRequest\x1a!.dsec.v1.InterruptCommandResponse\x12P\n" +
 	"\fListSessions\x12\x1c.dsec.v1.ListSessionsRequest\x1a\x1d.dsec.v1.ListSessionsResponse\"\x03\x90\x02\x02\x12P\n" +
 	"\fCloseSession\x12\x1c.dsec.v1.CloseSessionRequest\x1a\x1d.dsec.v1.CloseSessionResponse\"\x03\x90\x02\x02B/Z-github.com/opendsec/dsec/proto/dsec/v1;dsecv1b\x06proto3"
 
@@ -512,36 +607,40 @@ func file_dsec_v1_session_proto_rawDescGZIP() []byte {
 	return file_dsec_v1_session_proto_rawDescData
 }
 
-var file_dsec_v1_session_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
+var file_dsec_v1_session_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
 var file_dsec_v1_session_proto_goTypes = []any{
-	(*OpenSessionRequest)(nil),   // 0: dsec.v1.OpenSessionRequest
-	(*OpenSessionResponse)(nil),  // 1: dsec.v1.OpenSessionResponse
-	(*RunCommandRequest)(nil),    // 2: dsec.v1.RunCommandRequest
-	(*ListSessionsRequest)(nil),  // 3: dsec.v1.ListSessionsRequest
-	(*ListSessionsResponse)(nil), // 4: dsec.v1.ListSessionsResponse
-	(*Session)(nil),              // 5: dsec.v1.Session
-	(*CloseSessionRequest)(nil),  // 6: dsec.v1.CloseSessionRequest
-	(*CloseSessionResponse)(nil), // 7: dsec.v1.CloseSessionResponse
-	nil,                          // 8: dsec.v1.OpenSessionRequest.EnvEntry
-	(*durationpb.Duration)(nil),  // 9: google.protobuf.Duration
-	(*ProcessEvent)(nil),         // 10: dsec.v1.ProcessEvent
+	(*OpenSessionRequest)(nil),       // 0: dsec.v1.OpenSessionRequest
+	(*OpenSessionResponse)(nil),      // 1: dsec.v1.OpenSessionResponse
+	(*RunCommandRequest)(nil),        // 2: dsec.v1.RunCommandRequest
+	(*InterruptCommandRequest)(nil),  // 3: dsec.v1.InterruptCommandRequest
+	(*InterruptCommandResponse)(nil), // 4: dsec.v1.InterruptCommandResponse
+	(*ListSessionsRequest)(nil),      // 5: dsec.v1.ListSessionsRequest
+	(*ListSessionsResponse)(nil),     // 6: dsec.v1.ListSessionsResponse
+	(*Session)(nil),                  // 7: dsec.v1.Session
+	(*CloseSessionRequest)(nil),      // 8: dsec.v1.CloseSessionRequest
+	(*CloseSessionResponse)(nil),     // 9: dsec.v1.CloseSessionResponse
+	nil,                              // 10: dsec.v1.OpenSessionRequest.EnvEntry
+	(*durationpb.Duration)(nil),      // 11: google.protobuf.Duration
+	(*ProcessEvent)(nil),             // 12: dsec.v1.ProcessEvent
 }
 var file_dsec_v1_session_proto_depIdxs = []int32{
-	8,  // 0: dsec.v1.OpenSessionRequest.env:type_name -> dsec.v1.OpenSessionRequest.EnvEntry
-	9,  // 1: dsec.v1.RunCommandRequest.timeout:type_name -> google.protobuf.Duration
-	5,  // 2: dsec.v1.ListSessionsResponse.sessions:type_name -> dsec.v1.Session
+	10, // 0: dsec.v1.OpenSessionRequest.env:type_name -> dsec.v1.OpenSessionRequest.EnvEntry
+	11, // 1: dsec.v1.RunCommandRequest.timeout:type_name -> google.protobuf.Duration
+	7,  // 2: dsec.v1.ListSessionsResponse.sessions:type_name -> dsec.v1.Session
 	0,  // 3: dsec.v1.SessionService.OpenSession:input_type -> dsec.v1.OpenSessionRequest
 	2,  // 4: dsec.v1.SessionService.RunCommand:input_type -> dsec.v1.RunCommandRequest
 	2,  // 5: dsec.v1.SessionService.RunCommands:input_type -> dsec.v1.RunCommandRequest
-	3,  // 6: dsec.v1.SessionService.ListSessions:input_type -> dsec.v1.ListSessionsRequest
-	6,  // 7: dsec.v1.SessionService.CloseSession:input_type -> dsec.v1.CloseSessionRequest
-	1,  // 8: dsec.v1.SessionService.OpenSession:output_type -> dsec.v1.OpenSessionResponse
-	10, // 9: dsec.v1.SessionService.RunCommand:output_type -> dsec.v1.ProcessEvent
-	10, // 10: dsec.v1.SessionService.RunCommands:output_type -> dsec.v1.ProcessEvent
-	4,  // 11: dsec.v1.SessionService.ListSessions:output_type -> dsec.v1.ListSessionsResponse
-	7,  // 12: dsec.v1.SessionService.CloseSession:output_type -> dsec.v1.CloseSessionResponse
-	8,  // [8:13] is the sub-list for method output_type
-	3,  // [3:8] is the sub-list for method input_type
+	3,  // 6: dsec.v1.SessionService.InterruptCommand:input_type -> dsec.v1.InterruptCommandRequest
+	5,  // 7: dsec.v1.SessionService.ListSessions:input_type -> dsec.v1.ListSessionsRequest
+	8,  // 8: dsec.v1.SessionService.CloseSession:input_type -> dsec.v1.CloseSessionRequest
+	1,  // 9: dsec.v1.SessionService.OpenSession:output_type -> dsec.v1.OpenSessionResponse
+	12, // 10: dsec.v1.SessionService.RunCommand:output_type -> dsec.v1.ProcessEvent
+	12, // 11: dsec.v1.SessionService.RunCommands:output_type -> dsec.v1.ProcessEvent
+	4,  // 12: dsec.v1.SessionService.InterruptCommand:output_type -> dsec.v1.InterruptCommandResponse
+	6,  // 13: dsec.v1.SessionService.ListSessions:output_type -> dsec.v1.ListSessionsResponse
+	9,  // 14: dsec.v1.SessionService.CloseSession:output_type -> dsec.v1.CloseSessionResponse
+	9,  // [9:15] is the sub-list for method output_type
+	3,  // [3:9] is the sub-list for method input_type
 	3,  // [3:3] is the sub-list for extension type_name
 	3,  // [3:3] is the sub-list for extension extendee
 	0,  // [0:3] is the sub-list for field type_name
@@ -559,7 +658,7 @@ func file_dsec_v1_session_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dsec_v1_session_proto_rawDesc), len(file_dsec_v1_session_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   9,
+			NumMessages:   11,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -77,6 +77,9 @@ RUN_COMMAND = _call(
 RUN_COMMANDS = _call(
     _SESSION + "RunCommands", session_pb2.RunCommandRequest, process_pb2.ProcessEvent, retry=False
 )
+INTERRUPT_COMMAND = _call(
+    _SESSION + "InterruptCommand", session_pb2.InterruptCommandRequest, session_pb2.InterruptCommandResponse
+)
 LIST_SESSIONS = _call(
     _SESSION + "ListSessions", session_pb2.ListSessionsRequest, session_pb2.ListSessionsResponse
 )

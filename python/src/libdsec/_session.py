@@ -53,6 +53,8 @@ class Session:
     ) -> ExecResult:
         """Run one command in the shell; a second one waits for the first.
 
+        Cancelling the task interrupts the command, and the session goes on.
+
         Args:
             command: Text for the shell.
             timeout: Seconds after which the command's processes are killed;
@@ -83,6 +85,20 @@ class Session:
                 # taken for the next one's.
                 self._drop()
                 raise
+
+    async def interrupt(self) -> None:
+        """Kill what the command under way has started, whoever runs it; the session goes on.
+
+        It does not wait: that command's `run` returns its result, mostly with
+        the exit code 137. A shell that does not come back ends with its session.
+
+        Raises:
+            ConflictError: No command runs.
+        """
+        await self._rpc.unary(
+            m.INTERRUPT_COMMAND,
+            session_pb2.InterruptCommandRequest(sandbox_id=self._sandbox_id, session_id=self.session_id),
+        )
 
     async def close(self) -> None:
         """End the shell and every process that it started."""

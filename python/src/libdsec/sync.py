@@ -264,6 +264,7 @@ class Session(_Twin[_session.Session]):
     """See `libdsec.Session`. `on_output` is called in the client's thread."""
 
     run = _blocking(_session.Session.run)
+    interrupt = _blocking(_session.Session.interrupt)
     close = _blocking(_session.Session.close)
 
     @property

@@ -42,6 +42,9 @@ const (
 	// SessionServiceRunCommandsProcedure is the fully-qualified name of the SessionService's
 	// RunCommands RPC.
 	SessionServiceRunCommandsProcedure = "/dsec.v1.SessionService/RunCommands"
+	// SessionServiceInterruptCommandProcedure is the fully-qualified name of the SessionService's
+	// InterruptCommand RPC.
+	SessionServiceInterruptCommandProcedure = "/dsec.v1.SessionService/InterruptCommand"
 	// SessionServiceListSessionsProcedure is the fully-qualified name of the SessionService's
 	// ListSessions RPC.
 	SessionServiceListSessionsProcedure = "/dsec.v1.SessionService/ListSessions"
@@ -54,11 +57,19 @@ const (
 type SessionServiceClient interface {
 	OpenSession(context.Context, *connect.Request[v1.OpenSessionRequest]) (*connect.Response[v1.OpenSessionResponse], error)
 	// RunCommand runs one command in a session and streams output, then exited.
-	// One command at a time: a second one waits for the first.
+	// One command at a time: a second one waits for the first. A client that goes
+	// away or cancels has its command interrupted, as InterruptCommand does it,
+	// or taken out of those that wait.
 	RunCommand(context.Context, *connect.Request[v1.RunCommandRequest]) (*connect.ServerStreamForClient[v1.ProcessEvent], error)
 	// RunCommands does the same for many commands over one open stream, in
 	// order. Every command ends with one `exited`.
 	RunCommands(context.Context) *connect.BidiStreamForClient[v1.RunCommandRequest, v1.ProcessEvent]
+	// InterruptCommand kills what the command under way has started, whoever runs
+	// it, as its timeout does; a shell that then does not come back ends with its
+	// session. It does not wait: the command's own stream tells the outcome, which
+	// is signal 9 or what the shell makes of that, mostly exit code 137. A session
+	// that runs no command is a conflict.
+	InterruptCommand(context.Context, *connect.Request[v1.InterruptCommandRequest]) (*connect.Response[v1.InterruptCommandResponse], error)
 	ListSessions(context.Context, *connect.Request[v1.ListSessionsRequest]) (*connect.Response[v1.ListSessionsResponse], error)
 	// CloseSession ends the shell and every process that it started.
 	CloseSession(context.Context, *connect.Request[v1.CloseSessionRequest]) (*connect.Response[v1.CloseSessionResponse], error)
@@ -93,6 +104,12 @@ func NewSessionServiceClient(httpClient connect.HTTPClient, baseURL string, opts
 			connect.WithSchema(sessionServiceMethods.ByName("RunCommands")),
 			connect.WithClientOptions(opts...),
 		),
+		interruptCommand: connect.NewClient[v1.InterruptCommandRequest, v1.InterruptCommandResponse](
+			httpClient,
+			baseURL+SessionServiceInterruptCommandProcedure,
+			connect.WithSchema(sessionServiceMethods.ByName("InterruptCommand")),
+			connect.WithClientOptions(opts...),
+		),
 		listSessions: connect.NewClient[v1.ListSessionsRequest, v1.ListSessionsResponse](
 			httpClient,
 			baseURL+SessionServiceListSessionsProcedure,
@@ -112,11 +129,12 @@ func NewSessionServiceClient(httpClient connect.HTTPClient, baseURL string, opts
 
 // sessionServiceClient implements SessionServiceClient.
 type sessionServiceClient struct {
-	openSession  *connect.Client[v1.OpenSessionRequest, v1.OpenSessionResponse]
-	runCommand   *connect.Client[v1.RunCommandRequest, v1.ProcessEvent]
-	runCommands  *connect.Client[v1.RunCommandRequest, v1.ProcessEvent]
-	listSessions *connect.Client[v1.ListSessionsRequest, v1.ListSessionsResponse]
-	closeSession *connect.Client[v1.CloseSessionRequest, v1.CloseSessionResponse]
+	openSession      *connect.Client[v1.OpenSessionRequest, v1.OpenSessionResponse]
+	runCommand       *connect.Client[v1.RunCommandRequest, v1.ProcessEvent]
+	runCommands      *connect.Client[v1.RunCommandRequest, v1.ProcessEvent]
+	interruptCommand *connect.Client[v1.InterruptCommandRequest, v1.InterruptCommandResponse]
+	listSessions     *connect.Client[v1.ListSessionsRequest, v1.ListSessionsResponse]
+	closeSession     *connect.Client[v1.CloseSessionRequest, v1.CloseSessionResponse]
 }
 
 // OpenSession calls dsec.v1.SessionService.OpenSession.
@@ -134,6 +152,11 @@ func (c *sessionServiceClient) RunCommands(ctx context.Context) *connect.BidiStr
 	return c.runCommands.CallBidiStream(ctx)
 }
 
+// InterruptCommand calls dsec.v1.SessionService.InterruptCommand.
+func (c *sessionServiceClient) InterruptCommand(ctx context.Context, req *connect.Request[v1.InterruptCommandRequest]) (*connect.Response[v1.InterruptCommandResponse], error) {
+	return c.interruptCommand.CallUnary(ctx, req)
+}
+
 // ListSessions calls dsec.v1.SessionService.ListSessions.
 func (c *sessionServiceClient) ListSessions(ctx context.Context, req *connect.Request[v1.ListSessionsRequest]) (*connect.Response[v1.ListSessionsResponse], error) {
 	return c.listSessions.CallUnary(ctx, req)
@@ -148,11 +171,19 @@ func (c *sessionServiceClient) CloseSession(ctx context.Context, req *connect.Re
 type SessionServiceHandler interface {
 	OpenSession(context.Context, *connect.Request[v1.OpenSessionRequest]) (*connect.Response[v1.OpenSessionResponse], error)
 	// RunCommand runs one command in a session and streams output, then exited.
-	// One command at a time: a second one waits for the first.
+	// One command at a time: a second one waits for the first. A client that goes
+	// away or cancels has its command interrupted, as InterruptCommand does it,
+	// or taken out of those that wait.
 	RunCommand(context.Context, *connect.Request[v1.RunCommandRequest], *connect.ServerStream[v1.ProcessEvent]) error
 	// RunCommands does the same for many commands over one open stream, in
 	// order. Every command ends with one `exited`.
 	RunCommands(context.Context, *connect.BidiStream[v1.RunCommandRequest, v1.ProcessEvent]) error
+	// InterruptCommand kills what the command under way has started, whoever runs
+	// it, as its timeout does; a shell that then does not come back ends with its
+	// session. It does not wait: the command's own stream tells the outcome, which
+	// is signal 9 or what the shell makes of that, mostly exit code 137. A session
+	// that runs no command is a conflict.
+	InterruptCommand(context.Context, *connect.Request[v1.InterruptCommandRequest]) (*connect.Response[v1.InterruptCommandResponse], error)
 	ListSessions(context.Context, *connect.Request[v1.ListSessionsRequest]) (*connect.Response[v1.ListSessionsResponse], error)
 	// CloseSession ends the shell and every process that it started.
 	CloseSession(context.Context, *connect.Request[v1.CloseSessionRequest]) (*connect.Response[v1.CloseSessionResponse], error)
@@ -183,6 +214,12 @@ func NewSessionServiceHandler(svc SessionServiceHandler, opts ...connect.Handler
 		connect.WithSchema(sessionServiceMethods.ByName("RunCommands")),
 		connect.WithHandlerOptions(opts...),
 	)
+	sessionServiceInterruptCommandHandler := connect.NewUnaryHandler(
+		SessionServiceInterruptCommandProcedure,
+		svc.InterruptCommand,
+		connect.WithSchema(sessionServiceMethods.ByName("InterruptCommand")),
+		connect.WithHandlerOptions(opts...),
+	)
 	sessionServiceListSessionsHandler := connect.NewUnaryHandler(
 		SessionServiceListSessionsProcedure,
 		svc.ListSessions,
@@ -205,6 +242,8 @@ func NewSessionServiceHandler(svc SessionServiceHandler, opts ...connect.Handler
 			sessionServiceRunCommandHandler.ServeHTTP(w, r)
 		case SessionServiceRunCommandsProcedure:
 			sessionServiceRunCommandsHandler.ServeHTTP(w, r)
+		case SessionServiceInterruptCommandProcedure:
+			sessionServiceInterruptCommandHandler.ServeHTTP(w, r)
 		case SessionServiceListSessionsProcedure:
 			sessionServiceListSessionsHandler.ServeHTTP(w, r)
 		case SessionServiceCloseSessionProcedure:
@@ -228,6 +267,10 @@ func (UnimplementedSessionServiceHandler) RunCommand(context.Context, *connect.R
 
 func (UnimplementedSessionServiceHandler) RunCommands(context.Context, *connect.BidiStream[v1.RunCommandRequest, v1.ProcessEvent]) error {
 	return connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.SessionService.RunCommands is not implemented"))
+}
+
+func (UnimplementedSessionServiceHandler) InterruptCommand(context.Context, *connect.Request[v1.InterruptCommandRequest]) (*connect.Response[v1.InterruptCommandResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.SessionService.InterruptCommand is not implemented"))
 }
 
 func (UnimplementedSessionServiceHandler) ListSessions(context.Context, *connect.Request[v1.ListSessionsRequest]) (*connect.Response[v1.ListSessionsResponse], error) {

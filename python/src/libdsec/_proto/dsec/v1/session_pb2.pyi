@@ -47,6 +47,18 @@ class RunCommandRequest(_message.Message):
     output_limit_bytes: int
     def __init__(self, sandbox_id: _Optional[str] = ..., session_id: _Optional[str] = ..., command: _Optional[str] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., output_limit_bytes: _Optional[int] = ...) -> None: ...
 
+class InterruptCommandRequest(_message.Message):
+    __slots__ = ("sandbox_id", "session_id")
+    SANDBOX_ID_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    sandbox_id: str
+    session_id: str
+    def __init__(self, sandbox_id: _Optional[str] = ..., session_id: _Optional[str] = ...) -> None: ...
+
+class InterruptCommandResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class ListSessionsRequest(_message.Message):
     __slots__ = ("sandbox_id",)
     SANDBOX_ID_FIELD_NUMBER: _ClassVar[int]
