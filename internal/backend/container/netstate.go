@@ -25,7 +25,8 @@ import (
 //	sockets, orphans, those in flight sockstat
 //
 // Sockets of AF_UNIX leave nothing once the last one is gone, of which sockstat
-// tells. Asking rtnetlink for an IPv6 route is in rt6_stats for good. The seccomp
+// tells: two that were sent over each other stay until the kernel next looks for
+// such. Asking rtnetlink for an IPv6 route is in rt6_stats for good. The seccomp
 // filter allows no other family, so that where no IPv4 and no IPv6 socket was
 // made (see confine.SocketWatch) these two files tell everything.
 type netState struct {

@@ -40,16 +40,6 @@ var slotTraces = []struct {
 	{"IPv6 route", false, func() error {
 		return askRoute(unix.AF_INET6, loopback6[:])
 	}},
-	{"socket sent over itself", true, func() error {
-		pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-		if err == nil {
-			err = errors.Join(
-				unix.Sendmsg(pair[0], []byte("x"), unix.UnixRights(pair[1]), nil, 0),
-				unix.Sendmsg(pair[1], []byte("x"), unix.UnixRights(pair[0]), nil, 0))
-			closeAll(pair[:]) // the kernel collects it
-		}
-		return err
-	}},
 	{"no such protocol", true, func() error {
 		if _, err := unix.Socket(unix.AF_INET6, unix.SOCK_STREAM, unix.IPPROTO_UDP); err != unix.EPROTONOSUPPORT {
 			return fmt.Errorf("want no socket, have %v", err)
