@@ -88,7 +88,16 @@ func (g *Group) setV1Memory(bytes int64) error {
 	}
 	dir := g.tree.v1["memory"]
 	memory, memsw := g.name+"/memory.limit_in_bytes", g.name+"/memory.memsw.limit_in_bytes"
-	err := writeAt(dir, memory, value)
+	// What TCP and UDP buffer is counted apart, and only where it has a limit.
+	tcp := "-1"
+	if bytes > 0 {
+		tcp = strconv.FormatInt(max(bytes/4, 1<<20), 10)
+	}
+	err := writeAt(dir, g.name+"/memory.kmem.tcp.limit_in_bytes", tcp)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	err = writeAt(dir, memory, value)
 	if errors.Is(err, unix.EINVAL) { // raising above the present memory+swap limit
 		if err := writeAt(dir, memsw, value); err != nil {
 			return err

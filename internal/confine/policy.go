@@ -130,9 +130,33 @@ var special = map[string]func() []rule{
 	"ioctl":       ioctlRules,
 	"personality": personalityRules,
 	"socket":      socketRules,
+	// A pipe is locked while what is spliced into it is waited for, and chronus,
+	// which has the other end, cannot say that it does not want to wait. Programs
+	// copy by themselves where the kernel does not.
+	"splice":   func() []rule { return []rule{{do: errno(unix.EINVAL)}} },
+	"sendfile": func() []rule { return []rule{{[]cond{is(2, 0)}, errno(unix.EINVAL)}, {do: allow}} },
+	// The kernel lets root inside change limits and priorities of any process of
+	// the same IDs, and PID 1 and chronus-files are.
+	"prlimit64":          func() []rule { return []rule{{[]cond{is(0, 0)}, allow}} },
+	"setpriority":        func() []rule { return notPID1(1, is(0, unix.PRIO_USER)) },
+	"ioprio_set":         func() []rule { return notPID1(1, is(0, ioprioWhoUser)) },
+	"sched_setaffinity":  func() []rule { return notPID1(0) },
+	"sched_setattr":      func() []rule { return notPID1(0) },
+	"sched_setparam":     func() []rule { return notPID1(0) },
+	"sched_setscheduler": func() []rule { return notPID1(0) },
 	"socketpair": func() []rule {
 		return []rule{{[]cond{is(0, unix.AF_UNIX)}, allow}, {do: errno(unix.EAFNOSUPPORT)}}
 	},
+}
+
+const ioprioWhoUser = 3
+
+// notPID1 allows a call unless an argument names PID 1, or one of the others holds.
+func notPID1(arg int, others ...cond) (rules []rule) {
+	for _, c := range append(others, is(arg, 1)) {
+		rules = append(rules, rule{[]cond{c}, errno(unix.EPERM)})
+	}
+	return append(rules, rule{do: allow})
 }
 
 const cloneNew = unix.CLONE_NEWNS | unix.CLONE_NEWCGROUP | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC |

@@ -228,6 +228,9 @@ func (e *Edge) layerDefaults(spec *dsec.Spec) error {
 	user, workdir := "", ""
 	for i, digest := range spec.Layers {
 		field := fmt.Sprintf("layers[%d]", i)
+		if slices.Contains(spec.Layers[:i], digest) {
+			return dsec.Invalid(field, "want each layer once; it is there already") // overlayfs takes none twice
+		}
 		if e.cfg.Layers == nil {
 			return &dsec.Error{Code: dsec.CodeNotFound, Field: field, Message: "no layer " + digest}
 		}

@@ -31,6 +31,7 @@ type netSlots struct {
 	used  []usedSlot       // of containers that live, oldest first
 	dead  []usedSlot       // of containers that ended, oldest first
 	early map[int]struct{} // ended before they were known to have begun
+	lost  map[int]struct{} // PID 1s that live and whose slot was closed: their end means no slot
 }
 
 const (
@@ -72,7 +73,7 @@ type usedSlot struct {
 
 // newNetSlots makes slots ahead, in the background.
 func newNetSlots(n int, watch *confine.SocketWatch) *netSlots {
-	s := &netSlots{watch: watch, ready: make(chan readySlot, n), early: map[int]struct{}{}}
+	s := &netSlots{watch: watch, ready: make(chan readySlot, n), early: map[int]struct{}{}, lost: map[int]struct{}{}}
 	onThread(func() {
 		m := &slotMaker{watch: watch}
 		for {
@@ -112,6 +113,7 @@ func (s *netSlots) began(slot netSlot, pid int) {
 		return
 	}
 	if len(s.used) >= maxUsedSlots {
+		s.lost[s.used[0].pid] = struct{}{}
 		s.drop(s.used[0].netSlot)
 		s.used = append(s.used[:0], s.used[1:]...)
 	}
@@ -130,10 +132,13 @@ func (s *netSlots) ended(pid int) {
 			return
 		}
 	}
-	s.early[pid] = struct{}{} // or its slot was forgotten, or it never had one
-	if len(s.early) > maxUsedSlots {
-		clear(s.early)
+	if _, ok := s.lost[pid]; ok {
+		delete(s.lost, pid)
+		return
 	}
+	// Its start is under way. Nobody else's may be kept here: the number comes
+	// again, and then a container that lives would lose its slot to another.
+	s.early[pid] = struct{}{}
 }
 
 func (s *netSlots) bury(u usedSlot) {
