@@ -87,7 +87,9 @@ class BidiStream(Generic[Req, Resp]):
     def _begin(self, headers: dict[str, str]) -> None:
         self._h2.initiate_connection()
         self._h2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: _WINDOW, SettingCodes.ENABLE_PUSH: 0})
-        self._h2.increment_flow_control_window(_WINDOW)
+        # h2 gives back the connection's window by halves only. It is far larger
+        # than the stream's, so that the rest of a message never waits for that.
+        self._h2.increment_flow_control_window(4 * _WINDOW)
         self._stream = self._h2.get_next_available_stream_id()
         self._h2.send_headers(self._stream, list(headers.items()))
         self._flush()
