@@ -329,11 +329,11 @@ static void on_ready(struct watch *w, uint32_t events) {
 			call_writable(c);
 		}
 	}
-	if (c->dead || c->rest || !(events & ~(uint32_t)EPOLLOUT))
-		return; // rest: settle takes first what came first
+	if (c->dead || c->early || !(events & ~(uint32_t)EPOLLOUT))
+		return; // early: settle takes first what came first
 	if (!busy(c)) {
 		on_readable(c);
-	} else if (!c->early) {
+	} else {
 		c->early = true; // left in the socket until the call has ended
 		watch_conn(c);
 	}
