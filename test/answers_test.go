@@ -8,7 +8,9 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -184,6 +186,7 @@ func TestApiserverSleeps(t *testing.T) {
 	}
 
 	check(t, one.cmd.Process.Signal(syscall.SIGSTOP))
+	awaitStopped(t, one.cmd.Process.Pid)
 	woken := false
 	wake := func() {
 		if !woken {
@@ -267,4 +270,21 @@ func etcd(t testing.TB) string {
 	t.Cleanup(e.Close)
 	<-e.Server.ReadyNotify()
 	return at.String()
+}
+
+// awaitStopped waits until no thread of a process runs any more: a signal is
+// sent before it is obeyed.
+func awaitStopped(t *testing.T, pid int) {
+	t.Helper()
+	testutil.WaitFor(t, time.Minute, "the stop", func() error {
+		tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+		check(t, err)
+		for _, task := range tasks {
+			text, err := os.ReadFile(task)
+			if err == nil && !strings.Contains(string(text), ") T ") {
+				return fmt.Errorf("%s: %.40s", task, text)
+			}
+		}
+		return nil
+	})
 }
