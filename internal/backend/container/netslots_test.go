@@ -157,7 +157,7 @@ func onOwnThread(f func() error) error {
 func TestNetSlotBounds(t *testing.T) {
 	testutil.Require(t, testutil.Root)
 	err := onOwnThread(func() error {
-		s, m := &netSlots{early: map[int]struct{}{}}, &slotMaker{}
+		s, m := &netSlots{early: map[int]struct{}{}, lost: map[int]struct{}{}}, &slotMaker{}
 		slot, err := m.make()
 		if err != nil {
 			return err
@@ -211,7 +211,7 @@ func TestQuietSlotsAreHadAgain(t *testing.T) {
 	check(t, err)
 	defer watch.Close()
 	err = onOwnThread(func() error {
-		s, m := &netSlots{watch: watch, early: map[int]struct{}{}}, &slotMaker{watch: watch}
+		s, m := &netSlots{watch: watch, early: map[int]struct{}{}, lost: map[int]struct{}{}}, &slotMaker{watch: watch}
 		state, err := openNetState("/proc")
 		if err != nil {
 			return err
