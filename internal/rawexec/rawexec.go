@@ -6,23 +6,21 @@
 // Between clone and exec a child of a Go program may not allocate, grow its
 // stack or take a lock: only one thread of the parent came along. std's
 // syscall.ForkExec therefore knows a fixed set of things that a child may do
-// first. A Program is any list of system calls, in which an argument may be
-// the result of an earlier one:
+// first. A Program is any list of system calls:
 //
 //	var p rawexec.Program
-//	fd := p.Call("open", unix.SYS_OPENAT, rawexec.Int(unix.AT_FDCWD), rawexec.Str("/dev/null"), rawexec.Int(unix.O_RDWR))
-//	p.Call("stdin", unix.SYS_DUP2, rawexec.Result(fd), rawexec.Int(0))
+//	p.Call("stdin", unix.SYS_DUP2, rawexec.Int(fd), rawexec.Int(0))
+//	p.UnblockSignals()
 //	p.Call("exec", unix.SYS_EXECVE, rawexec.Str("/bin/true"), rawexec.Strs(argv), rawexec.Strs(envv))
 //	child, err := p.Start(rawexec.Options{Flags: unix.CLONE_VM | unix.CLONE_VFORK})
 //	err = child.Wait() // nil, or an *Error that names the call that failed
 //
-// With CLONE_VM|CLONE_VFORK the child borrows the parent's memory and the
-// calling thread waits until it has exec'd: the cheapest way, for short paths.
-// Other goroutines go on meanwhile. With CLONE_VM alone the child borrows the
-// memory too, and Start returns at once: the parent can prepare things that the
-// child waits for (user id maps, say), and learns by itself when the child has
-// exec'd or ended, by a pipe that closes on exec. Without both it is a plain
-// fork: the memory is copied on write.
+// The child borrows the parent's memory: a copy of it would make every later
+// write of the parent a page fault. With CLONE_VFORK the calling thread waits
+// until the child has exec'd; other goroutines go on meanwhile. Without, Start
+// returns at once: the parent can prepare things that the child waits for (user
+// id maps, say), and learns by itself when the child has exec'd or ended, by a
+// pipe that closes on exec.
 //
 // The child starts with every signal blocked and every handler set to the
 // default; a Program that execs should call UnblockSignals last but one. All
@@ -42,7 +40,6 @@ import (
 type Arg struct {
 	value uintptr
 	keep  unsafe.Pointer // what value points to
-	from  int            // the call whose result it is, plus 1
 }
 
 // Int is a number, such as a descriptor or flags.
@@ -79,16 +76,11 @@ func Strs(list []string) Arg {
 	return Ptr(unsafe.Pointer(&array[0]))
 }
 
-// Result is what an earlier call returned.
-func Result(call int) Arg { return Arg{from: call + 1} }
-
 // op is one call as run_amd64.s reads it.
 type op struct {
-	nr     uintptr
-	args   [6]uintptr
-	from   [6]uint16
-	flags  uint32
-	result uintptr
+	nr    uintptr
+	args  [6]uintptr
+	flags uint32
 }
 
 const (
@@ -104,22 +96,15 @@ type Program struct {
 	keep  []unsafe.Pointer
 }
 
-// maxOps is what an op's from can name.
-const maxOps = 1<<16 - 2
-
 // Call appends a call and returns its index. Its failure ends the child: Wait
 // then returns an *Error with this name.
 func (p *Program) Call(name string, nr uintptr, args ...Arg) int {
-	if len(args) > 6 || len(p.ops) >= maxOps {
-		panic("rawexec: a call has at most 6 arguments and a program 65,534 calls")
+	if len(args) > 6 {
+		panic("rawexec: a call has at most 6 arguments")
 	}
 	o := op{nr: nr}
 	for i, a := range args {
-		if a.from > len(p.ops) {
-			panic("rawexec: Result of a call that does not come before")
-		}
 		o.args[i] = a.value
-		o.from[i] = uint16(a.from)
 		if a.keep != nil {
 			p.keep = append(p.keep, a.keep)
 		}
@@ -131,10 +116,10 @@ func (p *Program) Call(name string, nr uintptr, args ...Arg) int {
 
 // Set changes an argument of a call, for the next start.
 func (p *Program) Set(call, arg int, a Arg) {
-	if a.from > call || a.keep != nil {
-		panic("rawexec: Set takes numbers, and results of calls that come before")
+	if a.keep != nil {
+		panic("rawexec: Set takes numbers")
 	}
-	p.ops[call].args[arg], p.ops[call].from[arg] = a.value, uint16(a.from)
+	p.ops[call].args[arg] = a.value
 }
 
 // Ignore lets the child go on where a call fails.
@@ -166,15 +151,10 @@ func (e *Error) Unwrap() error { return e.Errno }
 
 // Options say how a child is cloned.
 type Options struct {
-	// Flags are CLONE_* flags. CLONE_VFORK goes with CLONE_VM only.
+	// Flags are CLONE_* flags, CLONE_VM among them.
 	Flags uint64
 	// Pidfd asks for a pidfd (CLOEXEC) in Child.Pidfd.
 	Pidfd bool
-	// PID, where not nil, is set to the child's pid before the child runs: with
-	// CLONE_VFORK a parent that must be able to kill a child before Start
-	// returns reads it from another goroutine, by sync/atomic. It must be on
-	// the heap.
-	PID *int32
 	// Cgroup, where above 0, is a descriptor of the cgroup v2 directory in which
 	// the child starts: CLONE_INTO_CGROUP, since 5.7, takes none of the locks
 	// that make a later move slow.
@@ -188,7 +168,6 @@ type Child struct {
 
 	p      *Program
 	report *report
-	pipe   int // plain fork: where the report comes from, -1 after Wait
 }
 
 // report is what a child whose call failed tells.
@@ -204,22 +183,14 @@ type cloneArgs struct {
 }
 
 // Start clones a child that runs the program. An error means that there is no
-// child. In a vfork it returns once the child has exec'd or ended. With CLONE_VM
-// alone the caller must hold the Child, and neither start the program again nor
-// call Wait, until it knows that the child has exec'd or ended.
+// child. With CLONE_VFORK it returns once the child has exec'd or ended; without,
+// the caller must hold the Child, and neither start the program again nor call
+// Wait, until it knows that the child has.
 func (p *Program) Start(o Options) (*Child, error) {
-	shared := o.Flags&unix.CLONE_VM != 0
-	if o.Flags&unix.CLONE_VFORK != 0 && !shared {
-		return nil, fmt.Errorf("rawexec: CLONE_VFORK goes with CLONE_VM: %w", syscall.EINVAL)
+	if o.Flags&unix.CLONE_VM == 0 {
+		return nil, fmt.Errorf("rawexec: want CLONE_VM: %w", syscall.EINVAL)
 	}
-	c := &Child{Pidfd: -1, p: p, report: new(report), pipe: -1}
-	errFD := -1
-	if !shared {
-		var err error
-		if c.pipe, errFD, err = reportPipe(); err != nil {
-			return nil, err
-		}
-	}
+	c := &Child{Pidfd: -1, p: p, report: new(report)}
 	pidfd := new(int32)
 	args := &cloneArgs{flags: o.Flags | unix.CLONE_CLEAR_SIGHAND, exitSignal: uint64(syscall.SIGCHLD)}
 	if o.Pidfd {
@@ -230,25 +201,14 @@ func (p *Program) Start(o Options) (*Child, error) {
 		args.flags |= unix.CLONE_INTO_CGROUP
 		args.cgroup = uint64(o.Cgroup)
 	}
-	if o.PID != nil {
-		args.flags |= unix.CLONE_PARENT_SETTID
-		args.parentTID = uint64(uintptr(unsafe.Pointer(o.PID)))
-	}
 	var first *op
 	if len(p.ops) > 0 {
 		first = &p.ops[0]
 	}
-	r := start(args, first, uintptr(len(p.ops)), c.report, uintptr(errFD))
+	r := start(args, first, uintptr(len(p.ops)), c.report)
 	runtime.KeepAlive(p)
 	runtime.KeepAlive(pidfd)
-	runtime.KeepAlive(o.PID)
-	if errFD >= 0 {
-		_ = syscall.Close(errFD)
-	}
 	if r >= ^uintptr(4094) {
-		if c.pipe >= 0 {
-			_ = syscall.Close(c.pipe)
-		}
 		return nil, fmt.Errorf("clone: %w", syscall.Errno(-r))
 	}
 	c.PID = int(r)
@@ -258,54 +218,14 @@ func (p *Program) Start(o Options) (*Child, error) {
 	return c, nil
 }
 
-// reportPipe makes the pipe of a plain fork. The child's end is a high number,
-// out of the way of the descriptors that a program arranges.
-func reportPipe() (r, w int, err error) {
-	var fds [2]int
-	if err := syscall.Pipe2(fds[:], syscall.O_CLOEXEC); err != nil {
-		return -1, -1, err
-	}
-	defer syscall.Close(fds[1])
-	w, err = unix.FcntlInt(uintptr(fds[1]), unix.F_DUPFD_CLOEXEC, 200)
-	if err != nil {
-		_ = syscall.Close(fds[0])
-		return -1, -1, err
-	}
-	return fds[0], w, nil
-}
-
-// Wait returns nil once the child has exec'd (or, in a plain fork, ended or
-// closed the descriptor of its report), and an *Error where a call failed.
-// After a vfork, and with CLONE_VM, it does not block.
+// Wait returns nil where the child has exec'd, and an *Error where a call
+// failed. It does not block.
 func (c *Child) Wait() error {
-	if c.pipe >= 0 {
-		b := (*[unsafe.Sizeof(report{})]byte)(unsafe.Pointer(c.report))
-		_, err := readFull(c.pipe, b[:])
-		_ = syscall.Close(c.pipe)
-		c.pipe = -1
-		if err != nil {
-			return err
-		}
-	}
 	if c.report.errno == 0 {
 		return nil
 	}
 	i := int(c.report.offset / unsafe.Sizeof(op{}))
 	return &Error{Call: c.p.names[i], Index: i, Errno: syscall.Errno(c.report.errno)}
-}
-
-func readFull(fd int, b []byte) (n int, err error) {
-	for n < len(b) {
-		m, err := syscall.Read(fd, b[n:])
-		if err == syscall.EINTR {
-			continue
-		}
-		if m <= 0 || err != nil {
-			return n, err
-		}
-		n += m
-	}
-	return n, nil
 }
 
 // start runs run as a system call is run: this thread's P goes to another
@@ -314,9 +234,9 @@ func readFull(fd int, b []byte) (n int, err error) {
 //
 //go:nosplit
 //go:norace
-func start(args *cloneArgs, ops *op, n uintptr, r *report, errFD uintptr) uintptr {
+func start(args *cloneArgs, ops *op, n uintptr, r *report) uintptr {
 	entersyscall()
-	pid := run(args, ops, n, r, errFD)
+	pid := run(args, ops, n, r)
 	exitsyscall()
 	return pid
 }
@@ -324,19 +244,10 @@ func start(args *cloneArgs, ops *op, n uintptr, r *report, errFD uintptr) uintpt
 // run is in run_amd64.s.
 //
 //go:noescape
-func run(args *cloneArgs, ops *op, n uintptr, r *report, errFD uintptr) uintptr
+func run(args *cloneArgs, ops *op, n uintptr, r *report) uintptr
 
 //go:linkname entersyscall runtime.entersyscall
 func entersyscall()
 
 //go:linkname exitsyscall runtime.exitsyscall
 func exitsyscall()
-
-// Errno is how a call of a vforked child failed, for calls whose failure is
-// ignored. It is 0 where the call worked or was not reached.
-func (p *Program) Errno(call int) syscall.Errno {
-	if r := p.ops[call].result; r >= ^uintptr(4094) {
-		return syscall.Errno(-r)
-	}
-	return 0
-}

@@ -8,12 +8,10 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"regexp"
 	"runtime"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"unsafe"
@@ -21,7 +19,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-var modes = map[string]uint64{"vfork": unix.CLONE_VM | unix.CLONE_VFORK, "fork": 0}
+// The parent waits for the exec, or goes on: then the end of the child tells
+// the tests that its report is there.
+var modes = map[string]uint64{"vfork": unix.CLONE_VM | unix.CLONE_VFORK, "shared": unix.CLONE_VM}
 
 func eachMode(t *testing.T, f func(t *testing.T, flags uint64)) {
 	for name, flags := range modes {
@@ -65,12 +65,12 @@ func output(t *testing.T, flags uint64, build func(p *Program)) (string, syscall
 	if err != nil {
 		t.Fatal(err)
 	}
-	werr := c.Wait()
 	out, err := io.ReadAll(r)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return string(out), reap(t, c.PID), werr
+	ws := reap(t, c.PID)
+	return string(out), ws, c.Wait()
 }
 
 func TestExec(t *testing.T) {
@@ -85,6 +85,11 @@ func TestExec(t *testing.T) {
 }
 
 func TestFailureNamesTheCall(t *testing.T) {
+	null, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(null)
 	eachMode(t, func(t *testing.T, flags uint64) {
 		for _, tt := range []struct {
 			name  string
@@ -98,8 +103,7 @@ func TestFailureNamesTheCall(t *testing.T) {
 				p.exec("/bin/true", []string{"true"}, nil)
 			}},
 			{"read", syscall.EPIPE, func(p *Program) {
-				fd := p.Call("null", unix.SYS_OPENAT, Int(unix.AT_FDCWD), Str("/dev/null"), Int(unix.O_RDONLY))
-				p.Positive(p.Call("read", unix.SYS_READ, Result(fd), Ptr(unsafe.Pointer(new(byte))), Int(1)))
+				p.Positive(p.Call("read", unix.SYS_READ, Int(null), Ptr(unsafe.Pointer(new(byte))), Int(1)))
 				p.exec("/bin/true", []string{"true"}, nil)
 			}},
 		} {
@@ -112,20 +116,13 @@ func TestFailureNamesTheCall(t *testing.T) {
 	})
 }
 
-func TestIgnoredFailureAndResults(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "f")
-	if err := os.WriteFile(file, []byte("content"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+func TestIgnoredFailure(t *testing.T) {
 	eachMode(t, func(t *testing.T, flags uint64) {
 		out, ws, err := output(t, flags, func(p *Program) {
 			p.Ignore(p.Call("rmdir", unix.SYS_RMDIR, Str("/nonexistent")))
-			fd := p.Call("open", unix.SYS_OPENAT, Int(unix.AT_FDCWD), Str(file), Int(unix.O_RDONLY|unix.O_CLOEXEC))
-			high := p.Call("dup", unix.SYS_FCNTL, Result(fd), Int(unix.F_DUPFD), Int(150))
-			p.Call("stdin", unix.SYS_DUP3, Result(high), Int(0), Int(0))
-			p.exec("/bin/cat", []string{"cat"}, nil)
+			p.exec("/bin/echo", []string{"echo", "content"}, nil)
 		})
-		if err != nil || ws.ExitStatus() != 0 || out != "content" {
+		if err != nil || ws.ExitStatus() != 0 || out != "content\n" {
 			t.Fatalf("out %q, status %v, %v", out, ws, err)
 		}
 	})
@@ -189,35 +186,6 @@ func TestProgramWithoutExecEnds(t *testing.T) {
 	})
 }
 
-func TestForkedChildWaitsForItsParent(t *testing.T) {
-	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer r.Close()
-	var p Program
-	p.Positive(p.Call("wait", unix.SYS_READ, Int(int(r.Fd())), Ptr(unsafe.Pointer(new(byte))), Int(1)))
-	p.Call("exit", unix.SYS_EXIT_GROUP, Int(9))
-	c, err := p.Start(Options{Pidfd: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer syscall.Close(c.Pidfd)
-	if err := unix.PidfdSendSignal(c.Pidfd, 0, nil, 0); err != nil {
-		t.Fatalf("pidfd: %v", err)
-	}
-	if _, err := w.Write([]byte{1}); err != nil {
-		t.Fatal(err)
-	}
-	w.Close()
-	if err := c.Wait(); err != nil {
-		t.Fatal(err)
-	}
-	if ws := reap(t, c.PID); ws.ExitStatus() != 9 {
-		t.Fatalf("status %v", ws)
-	}
-}
-
 // With CLONE_VM alone the parent goes on, collects garbage and moves its stack
 // while the child waits, and a program is started again with other arguments.
 func TestChildThatSharesMemoryWaitsForItsParent(t *testing.T) {
@@ -271,43 +239,10 @@ func growStack(n int) int {
 	return growStack(n-1) + int(room[n%len(room)])
 }
 
-func TestPIDIsKnownWhileAVforkedChildHangs(t *testing.T) {
-	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer r.Close()
-	defer w.Close()
-	pid := new(int32)
-	done := make(chan error, 1)
-	var p Program
-	p.Call("hang", unix.SYS_READ, Int(int(r.Fd())), Ptr(unsafe.Pointer(new(byte))), Int(1))
-	go func() {
-		c, err := p.Start(Options{Flags: unix.CLONE_VM | unix.CLONE_VFORK, PID: pid})
-		if err == nil {
-			err = c.Wait()
-		}
-		done <- err
-	}()
-	for atomic.LoadInt32(pid) == 0 {
-		runtime.Gosched()
-	}
-	runtime.GC() // the world stops and goes on although one thread is in a vfork
-	if err := syscall.Kill(int(atomic.LoadInt32(pid)), syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
-	if err := <-done; err != nil {
-		t.Fatal(err)
-	}
-	if ws := reap(t, int(*pid)); ws.Signal() != syscall.SIGKILL {
-		t.Fatalf("status %v", ws)
-	}
-}
-
 func TestCloneFailureLeavesNoChild(t *testing.T) {
 	before := openFDs(t)
 	var p Program
-	for _, o := range []Options{{Flags: unix.CLONE_VFORK}, {Flags: unix.CLONE_THREAD}} {
+	for _, o := range []Options{{Flags: unix.CLONE_VFORK}, {}, {Flags: unix.CLONE_VM | unix.CLONE_THREAD}} {
 		if c, err := p.Start(o); !errors.Is(err, syscall.EINVAL) {
 			t.Errorf("got %v, %v; want EINVAL", c, err)
 		}
@@ -370,8 +305,8 @@ func TestManyAtOnce(t *testing.T) {
 						t.Error(err)
 						return
 					}
-					err = c.Wait()
 					ws := reap(t, c.PID)
+					err = c.Wait()
 					if i%3 == 0 {
 						if !errors.Is(err, syscall.ENOENT) || ws.ExitStatus() != 127 {
 							t.Errorf("got %v, %v; want ENOENT", err, ws)
@@ -396,11 +331,11 @@ func BenchmarkStart(b *testing.B) {
 				if err != nil {
 					b.Fatal(err)
 				}
-				if err := c.Wait(); err != nil {
-					b.Fatal(err)
-				}
 				var ws syscall.WaitStatus
 				if _, err := syscall.Wait4(c.PID, &ws, 0, nil); err != nil {
+					b.Fatal(err)
+				}
+				if err := c.Wait(); err != nil {
 					b.Fatal(err)
 				}
 			}

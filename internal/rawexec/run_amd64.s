@@ -3,12 +3,9 @@
 // Offsets in struct op.
 #define op_nr     0
 #define op_args   8
-#define op_from   56
-#define op_flags  68
-#define op_result 72
-#define op_size   80
+#define op_flags  56
+#define op_size   64
 
-#define SYS_write          1
 #define SYS_rt_sigprocmask 14
 #define SYS_exit_group     231
 #define SYS_clone3         435
@@ -17,20 +14,18 @@
 // A result above -4096, unsigned, is an errno.
 #define MAX_OK $-4096
 
-// func run(args *cloneArgs, ops *op, n uintptr, r *report, errFD uintptr) uintptr
+// func run(args *cloneArgs, ops *op, n uintptr, r *report) uintptr
 //
 // Blocks all signals, clones, and unblocks them in the parent, which gets the
 // child's pid or -errno. The child never returns: it uses registers and the
-// ops alone, never the stack, which in a vfork is its parent's.
+// ops alone, never the stack, which is its parent's.
 //
 // A system call keeps all registers but AX, CX and R11.
-TEXT ·run(SB), NOSPLIT, $16-48
+TEXT ·run(SB), NOSPLIT, $16-40
 	MOVQ args+0(FP), R13
 	MOVQ ops+8(FP), R12
-	MOVQ n+16(FP), R9
+	MOVQ n+16(FP), BX
 	MOVQ r+24(FP), R15
-	MOVQ errFD+32(FP), R14
-	MOVQ R9, BX
 
 	// rt_sigprocmask(SIG_SETMASK, {all}, old, 8)
 	MOVQ $-1, AX
@@ -49,7 +44,7 @@ TEXT ·run(SB), NOSPLIT, $16-48
 	TESTQ AX, AX
 	JZ   child
 
-	MOVQ AX, ret+40(FP)
+	MOVQ AX, ret+32(FP)
 	MOVL $SIG_SETMASK, DI
 	LEAQ old-16(SP), SI
 	XORL DX, DX
@@ -65,21 +60,6 @@ next:
 	TESTQ BX, BX
 	JZ    done
 
-	// Arguments that are results of earlier ops.
-	XORL CX, CX
-args:
-	MOVWLZX op_from(R12)(CX*2), AX
-	TESTL   AX, AX
-	JZ      plain
-	DECL    AX
-	IMUL3Q  $op_size, AX, AX
-	MOVQ    op_result(R13)(AX*1), AX
-	MOVQ    AX, op_args(R12)(CX*8)
-plain:
-	INCL CX
-	CMPL CX, $6
-	JNE  args
-
 	MOVQ (op_args+0)(R12), DI
 	MOVQ (op_args+8)(R12), SI
 	MOVQ (op_args+16)(R12), DX
@@ -88,7 +68,6 @@ plain:
 	MOVQ (op_args+40)(R12), R9
 	MOVQ op_nr(R12), AX
 	SYSCALL
-	MOVQ AX, op_result(R12)
 	CMPQ AX, MAX_OK
 	JHI  failed
 	TESTL $2, op_flags(R12)
@@ -111,14 +90,6 @@ report:
 	MOVQ AX, 8(R15)
 	SUBQ R13, R12
 	MOVQ R12, 0(R15)
-	TESTQ R14, R14
-	JLT  fail
-	MOVQ R14, DI
-	MOVQ R15, SI
-	MOVL $16, DX
-	MOVL $SYS_write, AX
-	SYSCALL
-fail:
 	MOVL $127, DI
 	JMP  exit
 done:
