@@ -62,6 +62,36 @@ func testOOM(t *testing.T, first bool) {
 	}
 }
 
+// What sockets buffer counts: v1 has a counter of its own for it, which works
+// only once it was given a limit.
+func TestSocketBuffersAreCounted(t *testing.T) {
+	tree := openTree(t, 0)
+	g := create(t, tree, idA, small)
+	cmd := in(command(t, g), helper("flood"))
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	start(t, cmd)
+	if line, err := bufio.NewReader(stdout).ReadString('\n'); line != "flooded\n" {
+		t.Fatalf("%q, %v", line, err)
+	}
+	var held int64
+	if tree.layout.Unified {
+		held, err = readKey(tree.v2, g.name+"/work/memory.stat", "sock")
+	} else {
+		held, err = readInt(tree.v1["memory"], g.name+"/memory.kmem.tcp.usage_in_bytes")
+	}
+	if err != nil || held < 1<<20 || held > small.MemoryBytes {
+		t.Errorf("sockets hold %d bytes, want what they hold, within %d: %v", held, small.MemoryBytes, err)
+	}
+	_ = stdin.Close()
+}
+
 func TestPidsLimitStopsForksOfCommandsAlone(t *testing.T) {
 	tree := openTree(t, 0)
 	limits := small

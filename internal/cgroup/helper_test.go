@@ -3,6 +3,7 @@ package cgroup
 import (
 	"context"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"strconv"
@@ -35,6 +36,27 @@ var helpers = map[string]func(){
 			eaten = append(eaten, b)
 		}
 	},
+	// flood sends itself datagrams that it does not read, more than the group's
+	// limit, and then waits.
+	"flood": func() {
+		for range 16 {
+			in, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+			if err != nil {
+				panic(err)
+			}
+			_ = in.SetReadBuffer(64 << 20) // the host bounds it
+			out, err := net.DialUDP("udp", nil, in.LocalAddr().(*net.UDPAddr))
+			if err != nil {
+				panic(err)
+			}
+			flooded = append(flooded, in)
+			for range 2000 {
+				_, _ = out.Write(make([]byte, 32<<10)) // refused where there is no room
+			}
+		}
+		fmt.Println("flooded")
+		_, _ = os.Stdin.Read(make([]byte, 1))
+	},
 	// clone starts /bin/true in the group on descriptor 3, with the rights of
 	// whoever runs it.
 	"clone": func() {
@@ -47,7 +69,10 @@ var helpers = map[string]func(){
 	},
 }
 
-var eaten [][]byte
+var (
+	eaten   [][]byte
+	flooded []net.Conn
+)
 
 func helper(name string) *exec.Cmd {
 	cmd := exec.Command("/proc/self/exe")

@@ -88,7 +88,7 @@ func (g *Group) setV1Memory(bytes int64) error {
 	}
 	dir := g.tree.v1["memory"]
 	memory, memsw := g.name+"/memory.limit_in_bytes", g.name+"/memory.memsw.limit_in_bytes"
-	// What TCP and UDP buffer is counted apart, and only where it has a limit.
+	// What TCP and UDP buffer is counted apart, and only once it was given a limit.
 	tcp := "-1"
 	if bytes > 0 {
 		tcp = strconv.FormatInt(max(bytes/4, 1<<20), 10)

@@ -83,3 +83,28 @@ func TestRemovedVolumesLeaveNoQuotaGroup(t *testing.T) {
 		return err
 	})
 }
+
+// A full image refuses new volumes, and lets those that are there go.
+func TestFullImageLetsVolumesGo(t *testing.T) {
+	s := openStore(t, "btrfs")
+	v := create(t, s, idA, 1<<40, 0)
+	dir, done := use(t, v)
+	_, err := fill(t, dir+"/all")
+	done()
+	if !full(err) {
+		t.Fatalf("the image takes more than 1 GiB: %v", err)
+	}
+	if _, err := s.Create(context.Background(), idB, Request{Bytes: 1 << 20, UID: owner, GID: owner}); dsec.CodeOf(err) != dsec.CodeExhausted {
+		t.Errorf("a create: %v, want exhausted", err)
+	}
+	if err := v.Remove(context.Background()); err != nil {
+		t.Fatalf("removing what fills it: %v", err)
+	}
+	testutil.WaitFor(t, time.Minute, "space", func() error {
+		next, err := s.Create(context.Background(), idB, Request{Bytes: 1 << 20, UID: owner, GID: owner})
+		if err == nil {
+			err = next.Remove(context.Background())
+		}
+		return err
+	})
+}

@@ -17,9 +17,9 @@ import (
 // most that it may name for one whose output is collected. One that is streamed
 // has none of its own: it waits for its reader.
 const (
-	defaultStartOutput = 64 << 20 // of a session's command
-	defaultExecOutput  = 16 << 20
-	maxExecOutput      = 64 << 20
+	defaultSessionOutput = 64 << 20
+	defaultExecOutput    = 16 << 20
+	maxExecOutput        = 64 << 20
 	// maxStartOutput bounds a streamed command: a count that no machine reaches.
 	maxStartOutput = 1 << 50
 )

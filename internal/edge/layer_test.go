@@ -114,6 +114,8 @@ func TestLayersGiveDefaultsAndAreHeld(t *testing.T) {
 	}
 	_, err := n.tryCreate(&dsecv1.CreateRequest{Layers: []string{digest('a'), digest('f')}})
 	wantError(t, err, dsec.CodeNotFound, "layers[1]")
+	_, err = n.tryCreate(&dsecv1.CreateRequest{Layers: []string{digest('a'), digest('b'), digest('a')}})
+	wantError(t, err, dsec.CodeInvalid, "layers[2]")
 	drop := func(d string) error {
 		_, err := n.DropLayer(t.Context(), connect.NewRequest(&dsecv1.DropLayerRequest{Digest: d}))
 		return err

@@ -45,10 +45,10 @@ func sessionCommand(m *dsecv1.RunCommandRequest) (chronusapi.SessionCommand, err
 		return cmd, err
 	}
 	if cmd.OutputLimit < 0 || cmd.OutputLimit > maxStartOutput {
-		return cmd, dsec.Invalid("output_limit_bytes", "want 1 to %d, or 0 for %d; got %d", int64(maxStartOutput), defaultStartOutput, cmd.OutputLimit)
+		return cmd, dsec.Invalid("output_limit_bytes", "want 1 to %d, or 0 for %d; got %d", int64(maxStartOutput), defaultSessionOutput, cmd.OutputLimit)
 	}
 	if cmd.OutputLimit == 0 {
-		cmd.OutputLimit = defaultStartOutput
+		cmd.OutputLimit = defaultSessionOutput
 	}
 	return cmd, cmd.Validate()
 }
