@@ -85,6 +85,7 @@ func (p *pool) fill(ctx context.Context) {
 	for ctx.Err() == nil {
 		p.calls.awaitQuiet(ctx)
 		step, wait := p.next(time.Now())
+		wake := p.wake
 		if step != nil {
 			if err := step(ctx); err == nil {
 				pause = minPause
@@ -93,13 +94,13 @@ func (p *pool) fill(ctx context.Context) {
 				return
 			} else {
 				p.b.log.Warn("warm pool makes no progress", "err", err, "next", pause)
-				wait, pause = pause, min(2*pause, maxPause)
+				wait, pause, wake = pause, min(2*pause, maxPause), nil
 			}
 		}
 		select {
 		case <-ctx.Done():
 		case <-time.After(wait):
-		case <-p.wake:
+		case <-wake:
 		}
 	}
 }
@@ -125,7 +126,11 @@ func (p *pool) next(now time.Time) (step func(context.Context) error, wait time.
 			return func(ctx context.Context) error { return p.addSpare(ctx, d) }, 0
 		}
 	}
-	return nil, keepSpares / 4
+	wait = time.Hour // what is asked for wakes it
+	for _, d := range p.kinds {
+		wait = min(wait, keepSpares-now.Sub(d.last)+1)
+	}
+	return nil, wait
 }
 
 // cool forgets kinds that were not asked for lately, except their spares, and
@@ -135,12 +140,9 @@ func (p *pool) cool(now time.Time) (hot int) {
 		if now.Sub(d.last) > keepSpares {
 			d.asked = 0
 		}
-		if d.hot() {
-			hot++
-		}
 	}
 	p.kinds = slices.DeleteFunc(p.kinds, func(d *demand) bool { return d.asked == 0 && len(d.spares) == 0 })
-	return hot
+	return p.hotKinds()
 }
 
 func (d *demand) hot() bool { return d.asked >= hotAfter }
