@@ -63,14 +63,14 @@ func main() {
 // suite is one group of rows. It returns what it measured, also beside an error.
 type suite struct {
 	ids  []string
-	warm int // shells held ready by the server it is given
+	warm int // containers held ready by the server it is given
 	run  func(ctx context.Context, b *bench) ([]row, error)
 }
 
 func suites() []suite {
 	return []suite{
 		{[]string{"C1_ms", "C1_vs_crun"}, 0, coldCreate},
-		{[]string{"C4_ms", "C4_first_exit_ms"}, 32, warmCreate},
+		{[]string{"C4_ms", "C4_first_exit_ms", "C4_shell_ms"}, 32, warmCreate},
 		{[]string{"C2_per_s"}, 32, sustained},
 		{[]string{"C3_ms"}, 32, burst},
 		{[]string{"X1_ms", "X2_ms", "X3_mib"}, 0, execs},

@@ -32,7 +32,7 @@ type server struct {
 	exited   chan error
 }
 
-// startServer starts one that holds warm shells ready and has the bench's layer.
+// startServer starts one that holds warm containers ready and has the bench's layer.
 func startServer(ctx context.Context, o options, work string, warm int) (*server, error) {
 	binary, err := filepath.Abs(o.binary)
 	if err != nil {
@@ -130,9 +130,16 @@ func (s *server) stop() error {
 
 // create makes a sandbox of the bench's layer.
 func (s *server) create(ctx context.Context) (*client.Sandbox, error) {
+	return s.createWith(ctx, pids)
+}
+
+const pids = 64
+
+// createWith makes one with a limit of pids of its own.
+func (s *server) createWith(ctx context.Context, pids int64) (*client.Sandbox, error) {
 	return s.CreateSandbox(ctx, client.SandboxOptions{
 		Backend: s.kind, Layers: []string{layerName},
-		Limits: dsec.Limits{MemoryBytes: 128 << 20, DiskBytes: 64 << 20, Pids: 64, MilliCPU: 1000},
+		Limits: dsec.Limits{MemoryBytes: 128 << 20, DiskBytes: 64 << 20, Pids: pids, MilliCPU: 1000},
 	})
 }
 
