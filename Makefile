@@ -22,7 +22,7 @@ CRASH_PKGS    = $(shell grep -rl --include='*_test.go' '^func TestCrash' cmd int
 FUZZTIME     ?= 30s
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build generate gen check lint vet unit root-test crash-test python-test test test-guest fuzz bench demo \
+.PHONY: help setup build generate gen check lint vet unit root-test crash-test python-test test test-guest fuzz bench pgo demo \
         sbom deb install clean
 
 help: ## print this
@@ -85,6 +85,11 @@ fuzz: ## each fuzz target for FUZZTIME (30s)
 bench: build ## measure against crun, runc, podman and bubblewrap, as root: bench/RESULTS.md
 	@scripts/setup bench
 	$(GO) run ./bench
+
+pgo: build ## profile the server under the bench's load, for the compiler: cmd/dsec/default.pgo
+	@rm -rf $(OUT)/profiles && mkdir -p $(OUT)/profiles
+	$(GO) run ./bench -rounds 4 -sustain 20 -only C1,C2,X1,F1 -out $(OUT)/profiles -profiles $(OUT)/profiles
+	$(GO) tool pprof -proto $(OUT)/profiles/*.pprof > cmd/dsec/default.pgo
 
 demo: setup build ## the main job on real input: three real bugs, 8 attempts each, at once
 	@$(PY) demo/demo.py

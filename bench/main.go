@@ -20,6 +20,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"strings"
 	"syscall"
 )
@@ -35,6 +36,7 @@ type options struct {
 	sustain  int // seconds
 	density  int
 	copySize int64 // bytes
+	profiles string
 }
 
 func main() {
@@ -48,6 +50,7 @@ func main() {
 	flag.IntVar(&o.sustain, "sustain", 30, "seconds of the sustained rate")
 	flag.IntVar(&o.density, "density", 2000, "idle sandboxes to hold")
 	flag.Int64Var(&o.copySize, "copy", 1<<30, "bytes of the file copied in and out")
+	flag.StringVar(&o.profiles, "profiles", "", "a `directory` for CPU profiles of the server")
 	flag.Parse()
 	if o.quick {
 		o.rounds, o.sustain, o.density, o.copySize = 2, 3, 50, 32<<20
@@ -143,6 +146,10 @@ func runSuite(ctx context.Context, o options, s suite, work string, r rivals) ([
 	if err != nil {
 		return nil, err
 	}
+	profiled := func() error { return nil }
+	if o.profiles != "" {
+		profiled = srv.profile(ctx, filepath.Join(o.profiles, s.ids[0]))
+	}
 	rows, err := s.run(ctx, &bench{o, srv, r, work})
-	return rows, errors.Join(err, srv.stop())
+	return rows, errors.Join(err, profiled(), srv.stop())
 }

@@ -7,12 +7,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -29,6 +31,7 @@ type server struct {
 	features []string
 	kind     dsec.Kind
 	dir      string
+	url, key string
 	exited   chan error
 }
 
@@ -94,7 +97,8 @@ func (s *server) ready(ctx context.Context, address, keyFile string) error {
 		}
 	}
 	var err error
-	if s.Client, err = client.New(client.Options{URL: url, KeyFile: keyFile}); err != nil {
+	s.url, s.key = url, strings.TrimSpace(readFile(keyFile))
+	if s.Client, err = client.New(client.Options{URL: url, APIKey: s.key}); err != nil {
 		return err
 	}
 	image, err := busyboxTar()
@@ -106,6 +110,48 @@ func (s *server) ready(ctx context.Context, address, keyFile string) error {
 	}
 	s.features, err = s.observe(ctx)
 	return err
+}
+
+// profile takes CPU profiles of the server, one after another, until the
+// returned function is called. They are files whose names start with prefix.
+func (s *server) profile(ctx context.Context, prefix string) func() error {
+	ctx, cancel := context.WithCancel(ctx)
+	done := make(chan error, 1)
+	go func() {
+		for n := 0; ; n++ {
+			b, err := s.get(ctx, "/debug/pprof/profile?seconds=3")
+			if ctx.Err() != nil {
+				done <- nil
+				return
+			}
+			if err == nil {
+				err = os.WriteFile(fmt.Sprintf("%s-%d.pprof", prefix, n), b, 0o600)
+			}
+			if err != nil {
+				done <- err
+				return
+			}
+		}
+	}()
+	return func() error { cancel(); return <-done }
+}
+
+// get reads what the server serves beside its API to whom has its key.
+func (s *server) get(ctx context.Context, path string) ([]byte, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, s.url+path, nil)
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("Authorization", "Bearer "+s.key)
+	res, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = res.Body.Close() }()
+	if res.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("%s: %s", path, res.Status)
+	}
+	return io.ReadAll(res.Body)
 }
 
 // stop ends the server as a person would, and reports one that cannot. What it

@@ -60,7 +60,7 @@ func serveStatus(cfg *Config, log *slog.Logger, reg *prometheus.Registry, stack 
 	if err != nil {
 		return err
 	}
-	stack.Serve(daemon.HTTPServer(daemon.WithStatus(http.NotFoundHandler(), reg, daemon.Loopback), log), l, failed)
+	stack.Serve(daemon.HTTPServer(daemon.WithStatus(daemon.WithProfiles(http.NotFoundHandler(), daemon.Loopback), reg, daemon.Loopback), log), l, failed)
 	return nil
 }
 

@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/http/pprof"
 	"os"
 	"path/filepath"
 	"strings"
@@ -52,6 +53,25 @@ func WithStatus(h http.Handler, reg *prometheus.Registry, allow func(*http.Reque
 			return
 		}
 		metrics.ServeHTTP(w, r)
+	})
+	mux.Handle("/", h)
+	return mux
+}
+
+// WithProfiles adds the Go runtime's profiles, /debug/pprof/, to h, for callers
+// that allow admits.
+func WithProfiles(h http.Handler, allow func(*http.Request) bool) http.Handler {
+	profiles := http.NewServeMux()
+	profiles.HandleFunc("GET /debug/pprof/", pprof.Index) // heap, goroutine and the others by their names, too
+	profiles.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
+	profiles.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
+	mux := http.NewServeMux()
+	mux.HandleFunc("/debug/pprof/", func(w http.ResponseWriter, r *http.Request) {
+		if !allow(r) {
+			http.Error(w, "denied", http.StatusForbidden)
+			return
+		}
+		profiles.ServeHTTP(w, r)
 	})
 	mux.Handle("/", h)
 	return mux

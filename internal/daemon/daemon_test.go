@@ -74,7 +74,8 @@ func TestServeAndStatus(t *testing.T) {
 	l, err := ListenUnix(path)
 	check(t, err)
 	allowed := true
-	h := WithStatus(http.NotFoundHandler(), Registry(), func(*http.Request) bool { return allowed })
+	allow := func(*http.Request) bool { return allowed }
+	h := WithStatus(WithProfiles(http.NotFoundHandler(), allow), Registry(), allow)
 	s.Serve(HTTPServer(h, testutil.Logger(t)), l, make(chan error, 1))
 	tr := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", path)
@@ -93,9 +94,14 @@ func TestServeAndStatus(t *testing.T) {
 	if code, body := get("/metrics"); code != 200 || !strings.Contains(body, "go_goroutines") {
 		t.Errorf("%d", code)
 	}
+	if code, body := get("/debug/pprof/goroutine?debug=1"); code != 200 || !strings.Contains(body, "goroutine profile") {
+		t.Errorf("%d %.200q", code, body)
+	}
 	allowed = false
-	if code, _ := get("/metrics"); code != 403 {
-		t.Errorf("refused caller: %d", code)
+	for _, path := range []string{"/metrics", "/debug/pprof/", "/debug/pprof/profile?seconds=1"} {
+		if code, _ := get(path); code != 403 {
+			t.Errorf("%s for a refused caller: %d", path, code)
+		}
 	}
 	tr.CloseIdleConnections()
 	check(t, s.Stop(t.Context()))

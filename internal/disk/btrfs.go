@@ -226,16 +226,29 @@ func (b *btrfs) usage(id string) (Usage, error) {
 		return Usage{}, err
 	}
 	defer unix.Close(fd)
-	n, err := b.subvolID(fd)
-	if err != nil {
-		return Usage{}, err
-	}
-	text, err := os.ReadFile(fmt.Sprintf("%s/qgroups/0_%d/referenced", b.sysfs, n))
-	if err != nil {
-		return Usage{}, err
-	}
-	used, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
+	used, err := b.referenced(fd)
 	return Usage{Bytes: used}, err
+}
+
+// referenced is the bytes that the subvolume of an open directory refers to.
+// What was written since the last commit is not among them.
+func (b *btrfs) referenced(dir int) (int64, error) {
+	n, err := b.subvolID(dir)
+	if err != nil {
+		return 0, err
+	}
+	// Without os.ReadFile, which asks whether the file can be polled: it can.
+	fd, err := unix.Open(fmt.Sprintf("%s/qgroups/0_%d/referenced", b.sysfs, n), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return 0, fmt.Errorf("btrfs: quota of subvolume %d: %w", n, err)
+	}
+	defer unix.Close(fd)
+	var text [32]byte
+	l, err := unix.Read(fd, text[:])
+	if err != nil {
+		return 0, fmt.Errorf("btrfs: quota of subvolume %d: %w", n, err)
+	}
+	return strconv.ParseInt(strings.TrimSpace(string(text[:l])), 10, 64)
 }
 
 func (b *btrfs) subvolID(dir int) (uint64, error) {

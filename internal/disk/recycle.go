@@ -4,8 +4,6 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"io"
-	"os"
 	"strings"
 	"sync"
 
@@ -107,12 +105,12 @@ func (r *recycler) empty(name string) {
 
 // small empties a subvolume, if that is little work.
 func (r *recycler) small(name string) (bool, error) {
-	u, err := r.b.usage(name)
-	if err != nil || u.Bytes > maxResidue {
-		return false, err
-	}
 	fd, err := unix.Openat(r.b.fd, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
+		return false, err
+	}
+	defer unix.Close(fd)
+	if used, err := r.b.referenced(fd); err != nil || used > maxResidue {
 		return false, err
 	}
 	return emptySmall(fd, &budget{maxEntries, maxResidue})
@@ -125,14 +123,12 @@ type budget struct {
 	bytes   int64
 }
 
-// emptySmall removes everything in a directory, whose descriptor it closes. It
-// reports false once there is more than is left. A tree is as deep as it has
-// entries at most, and nobody else uses it any more.
-func emptySmall(fd int, left *budget) (bool, error) {
-	dir := os.NewFile(uintptr(fd), "volume")
-	defer dir.Close()
-	names, err := dir.Readdirnames(left.entries + 1)
-	if err != nil && err != io.EOF {
+// emptySmall removes everything in a directory. It reports false once there is
+// more than is left. A tree is as deep as it has entries at most, and nobody
+// else uses it any more.
+func emptySmall(dir int, left *budget) (bool, error) {
+	names, err := entries(dir, left.entries)
+	if err != nil {
 		return false, err
 	}
 	if left.entries -= len(names); left.entries < 0 {
@@ -140,28 +136,46 @@ func emptySmall(fd int, left *budget) (bool, error) {
 	}
 	for _, name := range names {
 		var st unix.Stat_t
-		if err := unix.Fstatat(fd, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		if err := unix.Fstatat(dir, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 			return false, err
 		}
 		if left.bytes -= st.Size; left.bytes < 0 {
 			return false, nil
 		}
-		err := unix.Unlinkat(fd, name, 0)
-		if err == unix.EISDIR {
-			var child int
-			child, err = unix.Openat(fd, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-			if err == nil {
-				if ok, err := emptySmall(child, left); !ok || err != nil {
-					return false, err
-				}
-				err = unix.Unlinkat(fd, name, unix.AT_REMOVEDIR)
+		how := 0
+		if st.Mode&unix.S_IFMT == unix.S_IFDIR {
+			if ok, err := emptyChild(dir, name, left); !ok || err != nil {
+				return false, err
 			}
+			how = unix.AT_REMOVEDIR
 		}
-		if err != nil {
+		if err := unix.Unlinkat(dir, name, how); err != nil {
 			return false, err
 		}
 	}
 	return true, nil
+}
+
+func emptyChild(dir int, name string, left *budget) (bool, error) {
+	fd, err := unix.Openat(dir, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return false, err
+	}
+	defer unix.Close(fd)
+	return emptySmall(fd, left)
+}
+
+// entries lists the names in a directory, and stops when it has more than limit.
+func entries(dir, limit int) (names []string, err error) {
+	buf := make([]byte, 4<<10)
+	for len(names) <= limit {
+		n, err := unix.ReadDirent(dir, buf)
+		if err != nil || n == 0 {
+			return names, err
+		}
+		_, _, names = unix.ParseDirent(buf[:n], -1, names)
+	}
+	return names, nil
 }
 
 // close drops what is kept.

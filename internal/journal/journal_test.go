@@ -1,6 +1,7 @@
 package journal
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -343,6 +344,28 @@ func TestPutsDuringRewriteAreKept(t *testing.T) {
 		}
 		if len(r.Damaged)+r.Unclaimed != 0 {
 			t.Errorf("%s: damaged %v, unclaimed %d", name, r.Damaged, r.Unclaimed)
+		}
+	}
+}
+
+// A record's body is the JSON of its entry, whatever the key.
+func TestRecordIsTheEntrysJSON(t *testing.T) {
+	for _, e := range []entry{
+		{Key: "a", Seq: 1}, {Key: "a\"b\\c<\u2028\n", Seq: 1 << 63, Value: json.RawMessage(`{"x":[1,"\u003c"]}`)}, {Key: "é", Value: json.RawMessage(`null`)},
+	} {
+		want, err := json.Marshal(e)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := appendRecord([]byte("before"), e)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if body := got[len("before")+headerLen:]; !bytes.Equal(body, want) {
+			t.Errorf("body of %+v is %s, want %s", e, body, want)
+		}
+		if back, n, ok := decodeRecord(got[len("before"):]); !ok || n != len(got)-len("before") || back.Key != e.Key || back.Seq != e.Seq {
+			t.Errorf("%+v came back as %+v, %d bytes, %t", e, back, n, ok)
 		}
 	}
 }
