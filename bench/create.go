@@ -30,7 +30,7 @@ func coldCreate(ctx context.Context, b *bench) ([]row, error) {
 	}
 	r := newRow("C1_ms", "create to first exit code, cold, one after the other, p50", "ms", got["dsec"].p50()).
 		target(atMost, 4.5, 2.5).floor(got["floor"].p50()).details(got["dsec"]).with(b.features)
-	rows := []row{r.rivalled("crun run", got["crun"]), r.rivalled("runc run", got["runc"]), r.rivalled("bwrap", got["bwrap"]), r.rivalled("podman run", got["podman"])}
+	rows := []row{r.rivalled("crun run", got["crun"]), r.rivalled("crun confined run", got["crun confined"]), r.rivalled("runc run", got["runc"]), r.rivalled("bwrap", got["bwrap"]), r.rivalled("podman run", got["podman"])}
 	if crun := got["crun"]; crun != nil {
 		rows = append(rows, newRow("C1_vs_crun", "how many times faster than crun run", "x", crun.p50()/got["dsec"].p50()).
 			target(atLeast, 1.4, 2.5).details(got["dsec"]).with(b.features).rivalled("crun run", crun))
@@ -100,55 +100,90 @@ func (b *bench) fromPool(ctx context.Context, limit func(n int) int64) (p pooled
 	return p, nil
 }
 
-// sustained: create, exec and kill in a loop, 4 at once, long enough that every
-// pool runs dry, so that refilling it is in the figure.
+// sustained: create, exec and kill in a loop, 4 at once. Before each turn a
+// second of it goes uncounted, in which the pools run dry, so that refilling
+// them is in the figure. Rivals take turns with it, each a third of its time.
 func sustained(ctx context.Context, b *bench) ([]row, error) {
 	const parallel = 4
-	end := time.Now().Add(time.Duration(b.sustain) * time.Second)
-	var mu sync.Mutex
-	var lives samples
-	before := machineCPU()
-	start := time.Now()
-	g, gctx := errgroup.WithContext(ctx)
-	for range parallel {
-		g.Go(func() error {
-			for time.Now().Before(end) {
-				d, err := timed(func() error {
-					sb, err := b.first(gctx)
-					return kill(sb, err)
-				})
-				if err != nil {
-					return err
-				}
-				mu.Lock()
-				lives.times = append(lives.times, d)
-				mu.Unlock()
+	life := func(ctx context.Context) error {
+		sb, err := b.first(ctx)
+		return kill(sb, err)
+	}
+	turn := time.Duration(b.sustain) * time.Second / time.Duration(b.rounds)
+	names := []string{"crun", "crun confined", "podman"}
+	var ours loop
+	theirs := make(map[string]*loop)
+	for range b.rounds {
+		if err := new(loop).run(ctx, parallel, time.Second, life); err != nil {
+			return nil, err
+		}
+		if err := ours.run(ctx, parallel, turn, life); err != nil {
+			return nil, err
+		}
+		for _, name := range names {
+			rival := b.rivals[name]
+			if rival == nil {
+				continue
 			}
-			return nil
-		})
+			if theirs[name] == nil {
+				theirs[name] = new(loop)
+			}
+			err := theirs[name].run(ctx, parallel, turn/3, func(ctx context.Context) error { return command(ctx, rival.run(newID())) })
+			if err != nil {
+				return nil, err
+			}
+		}
 	}
-	if err := g.Wait(); err != nil {
-		return nil, err
-	}
-	took := time.Since(start)
-	lives.cpu = machineCPU() - before
 	if err := b.nothingLeft(ctx); err != nil {
 		return nil, err
 	}
-	r := newRow("C2_per_s", "create + exec + kill, 4 at once, refill counted", "1/s", float64(len(lives.times))/took.Seconds()).
-		target(atLeast, 300, 600).details(&lives).with(b.features)
+	r := newRow("C2_per_s", "create + exec + kill, 4 at once, refill counted", "1/s", ours.perSecond()).
+		target(atLeast, 300, 600).details(&ours.samples).with(b.features)
 	rows := []row{r}
-	for _, name := range []string{"crun", "podman"} {
-		if rate, ok, err := b.rivals.rate(ctx, name, parallel, time.Duration(b.sustain)*time.Second/3); err != nil {
-			return rows, err
-		} else if ok {
-			rows = append(rows, r.against(name+" run", rate))
+	for _, name := range names {
+		if l := theirs[name]; l != nil {
+			against := r.against(name+" run", l.perSecond())
+			against.Note = fmt.Sprintf("rival: p99 %.3g ms, CPU %.3g ms", l.p99(), l.cpuMS())
+			rows = append(rows, against)
 		}
 	}
 	if len(rows) > 1 {
 		rows = rows[1:]
 	}
 	return rows, nil
+}
+
+// loop is one thing done over and over, some at once.
+type loop struct {
+	samples
+	took time.Duration
+}
+
+func (l *loop) perSecond() float64 { return float64(len(l.times)) / l.took.Seconds() }
+
+// run goes on with it for a time.
+func (l *loop) run(ctx context.Context, parallel int, d time.Duration, once func(ctx context.Context) error) error {
+	var mu sync.Mutex
+	before, start := machineCPU(), time.Now()
+	g, gctx := errgroup.WithContext(ctx)
+	for range parallel {
+		g.Go(func() error {
+			for time.Since(start) < d {
+				took, err := timed(func() error { return once(gctx) })
+				if err != nil {
+					return err
+				}
+				mu.Lock()
+				l.times = append(l.times, took)
+				mu.Unlock()
+			}
+			return nil
+		})
+	}
+	err := g.Wait()
+	l.took += time.Since(start)
+	l.cpu += machineCPU() - before
+	return err
 }
 
 // nothingLeft fails if the server still has a sandbox that has not ended.

@@ -4,7 +4,6 @@ import (
 	"archive/tar"
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -13,12 +12,10 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
 
-	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 )
 
@@ -26,6 +23,7 @@ import (
 // without a shell in between.
 type rival struct {
 	name     string
+	binary   string
 	features []string
 	// args of one run of /bin/true to its end, and of starting one that stays
 	// and running /bin/true in it; nil where the tool cannot.
@@ -49,14 +47,17 @@ func findRivals(work string) (rivals, func(), error) {
 	if err := unpackBusybox(root); err != nil {
 		return nil, nil, err
 	}
-	bundle := filepath.Dir(root)
-	if err := writeBundle(bundle); err != nil {
+	if err := writeBundles(work, root); err != nil {
 		return nil, nil, err
 	}
-	all := []*rival{oci("crun", bundle, work), oci("runc", bundle, work), bwrap(root), podman(root, work)}
+	// The root user of a user namespace must reach the root file system.
+	if err := os.Chmod(work, 0o711); err != nil {
+		return nil, nil, err
+	}
+	all := []*rival{oci("crun", work), confinedCrun(work), oci("runc", work), bwrap(root), podman(root, work)}
 	found := rivals{}
 	for _, r := range all {
-		if _, err := exec.LookPath(r.name); err == nil {
+		if _, err := exec.LookPath(r.binary); err == nil {
 			found[r.name] = r
 		} else {
 			fmt.Fprintf(os.Stderr, "bench: %s is not installed: no figure for it\n", r.name)
@@ -67,24 +68,42 @@ func findRivals(work string) (rivals, func(), error) {
 	return found, func() { unmountBelow(work); undoParent(); undoCgroup() }, nil
 }
 
-func oci(name, bundle, work string) *rival {
-	base := []string{name, "--root", filepath.Join(work, name)}
-	with := func(args ...string) []string { return append(slices.Clone(base), args...) }
+func oci(binary, work string) *rival {
+	with := ociCommand(binary, work)
 	return &rival{
-		name:     name,
+		name: binary, binary: binary,
 		features: []string{"namespaces: pid ipc uts mount net cgroup", "cgroup limits: memory pids", "no user namespace", "no seccomp", "no overlay"},
-		run:      func(id string) []string { return with("run", "--bundle", bundle, id) },
+		run:      func(id string) []string { return with("run", "--bundle", filepath.Join(work, "bundle"), id) },
 		start: func(id string) []string {
-			return with("run", "--detach", "--bundle", filepath.Join(filepath.Dir(bundle), "sleeper"), id)
+			return with("run", "--detach", "--bundle", filepath.Join(work, "sleeper"), id)
 		},
 		exec: func(id string) []string { return with("exec", id, "/bin/true") },
 		stop: func(id string) []string { return with("delete", "--force", id) },
 	}
 }
 
+// confinedCrun is crun with the isolation of dsec, as far as it goes. It has no
+// disk of its own, no API and no agent inside.
+func confinedCrun(work string) *rival {
+	with := ociCommand("crun", work)
+	return &rival{
+		name: "crun confined", binary: "crun",
+		features: []string{
+			"namespaces: pid ipc uts mount net cgroup user", "cgroup limits: memory pids cpu", "seccomp", "capabilities",
+			"/proc masked as dsec's", "no overlay", "no disk limit",
+		},
+		run: func(id string) []string { return with("run", "--bundle", filepath.Join(work, "confined"), id) },
+	}
+}
+
+func ociCommand(binary, work string) func(args ...string) []string {
+	base := []string{binary, "--root", filepath.Join(work, binary)}
+	return func(args ...string) []string { return append(slices.Clone(base), args...) }
+}
+
 func bwrap(root string) *rival {
 	return &rival{
-		name:     "bwrap",
+		name: "bwrap", binary: "bwrap",
 		features: []string{"namespaces: all", "no cgroup", "no seccomp", "no overlay"},
 		run: func(string) []string {
 			return []string{"bwrap", "--unshare-all", "--ro-bind", root, "/", "--proc", "/proc", "--dev", "/dev", "/bin/true"}
@@ -100,7 +119,7 @@ func podman(root, work string) *rival {
 	with := func(args ...string) []string { return append(slices.Clone(base), args...) }
 	options := []string{"--network", "none", "--ulimit", "nofile=1024:1024", "--ulimit", "nproc=4096:4096", "--rootfs", root}
 	return &rival{
-		name:     "podman",
+		name: "podman", binary: "podman",
 		features: []string{"namespaces: pid ipc uts mount net cgroup", "seccomp", "capabilities", "no user namespace", "conmon"},
 		run: func(id string) []string {
 			return with(slices.Concat([]string{"run", "--rm", "--name", id}, options, []string{"/bin/true"})...)
@@ -133,7 +152,7 @@ func command(ctx context.Context, argv []string) error {
 // run are the rivals as contestants that run /bin/true in a new container.
 func (r rivals) run(per int) []contestant {
 	var all []contestant
-	for _, name := range []string{"crun", "runc", "bwrap", "podman"} {
+	for _, name := range []string{"crun", "crun confined", "runc", "bwrap", "podman"} {
 		rival := r[name]
 		if rival == nil {
 			continue
@@ -179,33 +198,6 @@ func (r rivals) execs(ctx context.Context, per int) (all []contestant, stop func
 		}})
 	}
 	return all, stop, nil
-}
-
-// rate is how many runs a second a rival makes, some at once.
-func (r rivals) rate(ctx context.Context, name string, parallel int, d time.Duration) (perSecond float64, ok bool, err error) {
-	rival := r[name]
-	if rival == nil {
-		return 0, false, nil
-	}
-	var mu sync.Mutex
-	count := 0
-	start := time.Now()
-	var g errgroup.Group
-	for range parallel {
-		g.Go(func() error {
-			for time.Since(start) < d && ctx.Err() == nil {
-				if err := command(ctx, rival.run(newID())); err != nil {
-					return err
-				}
-				mu.Lock()
-				count++
-				mu.Unlock()
-			}
-			return ctx.Err()
-		})
-	}
-	err = g.Wait()
-	return float64(count) / time.Since(start).Seconds(), err == nil, err
 }
 
 // burst is how long a rival takes for n runs at once. They need not be alive
@@ -263,42 +255,6 @@ func unpackBusybox(root string) error {
 			return err
 		}
 	}
-}
-
-// writeBundle writes two OCI bundles on one root: `bundle` runs /bin/true,
-// `sleeper` stays.
-func writeBundle(bundle string) error {
-	sleeper := filepath.Join(filepath.Dir(bundle), "sleeper")
-	if err := os.MkdirAll(sleeper, 0o755); err != nil {
-		return err
-	}
-	for dir, args := range map[string][]string{bundle: {"/bin/true"}, sleeper: {"/bin/sleep", "100000"}} {
-		type m = map[string]any
-		config := m{
-			"ociVersion": "1.0.2",
-			"process": m{
-				"args": args, "cwd": "/", "env": []string{"PATH=/bin"}, "user": m{"uid": 0, "gid": 0}, "noNewPrivileges": true,
-				"rlimits": []m{{"type": "RLIMIT_NOFILE", "hard": 1024, "soft": 1024}},
-			},
-			"root": m{"path": filepath.Join(bundle, "rootfs"), "readonly": true},
-			"mounts": []m{
-				{"destination": "/proc", "type": "proc", "source": "proc"},
-				{"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": []string{"nosuid", "mode=755", "size=65536k"}},
-			},
-			"linux": m{
-				"namespaces": []m{{"type": "pid"}, {"type": "network"}, {"type": "ipc"}, {"type": "uts"}, {"type": "mount"}, {"type": "cgroup"}},
-				"resources":  m{"memory": m{"limit": 128 << 20}, "pids": m{"limit": 64}},
-			},
-		}
-		b, err := json.Marshal(config)
-		if err != nil {
-			return err
-		}
-		if err := os.WriteFile(filepath.Join(dir, "config.json"), b, 0o600); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // hybridForCrun lets crun run on the v1+v2 hybrid: it refuses to while a
