@@ -21,6 +21,7 @@ type call struct {
 	e      *Edge
 	s      *sandbox
 	inst   backend.Instance
+	spec   *dsec.Spec
 	client *chronusapi.Client
 	ctx    context.Context
 	cancel context.CancelCauseFunc
@@ -51,7 +52,7 @@ func (e *Edge) enter(ctx context.Context, h http.Header, id string) (*call, erro
 	if s.client == nil {
 		s.client = chronusapi.NewClient(s.instance.Dial)
 	}
-	c := &call{e: e, s: s, inst: s.instance, client: s.client}
+	c := &call{e: e, s: s, inst: s.instance, spec: s.spec, client: s.client}
 	s.mu.Unlock()
 	c.ctx, c.cancel = context.WithCancelCause(ctx)
 	c.stop = context.AfterFunc(e.closing, func() { c.cancel(context.Cause(e.closing)) })

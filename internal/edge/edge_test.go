@@ -66,8 +66,9 @@ func (n *node) start() {
 	l := newPipeListener()
 	protocols := new(http.Protocols)
 	protocols.SetUnencryptedHTTP2(true)
-	n.serve = &http.Server{Handler: e.Handler(), Protocols: protocols}
-	go func() { _ = n.serve.Serve(l) }()
+	server := &http.Server{Handler: e.Handler(), Protocols: protocols}
+	go func() { _ = server.Serve(l) }()
+	n.serve = server
 	n.http = &http.Client{Transport: &http.Transport{
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return l.dial(ctx) }, Protocols: protocols,
 	}}

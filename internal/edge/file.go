@@ -28,7 +28,7 @@ func filePath(field string, c *call, p *dsecv1.Path) (string, error) {
 	if name == "" {
 		return "", dsec.Invalid(field, "want a path")
 	}
-	return inside(c.s.spec.Workdir, name), nil
+	return inside(c.spec.Workdir, name), nil
 }
 
 // Stat describes a file.
@@ -209,7 +209,7 @@ func (f fileService) Write(ctx context.Context, stream *connect.ClientStream[dse
 		}
 		req := chronusapi.WriteRequest{Path: name, Mode: open.Mode, User: open.User, Append: open.Append}
 		if req.User == "" {
-			req.User = c.s.spec.User
+			req.User = c.spec.User
 		}
 		if err := req.Validate(); err != nil {
 			return inOpen(err)

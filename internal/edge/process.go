@@ -26,7 +26,7 @@ func (p processService) Exec(ctx context.Context, req *connect.Request[dsecv1.Ex
 		return nil, err
 	}
 	defer c.end()
-	cmd, err := command(c.s.spec, req.Msg.Command, defaultExecOutput, maxExecOutput)
+	cmd, err := command(c.spec, req.Msg.Command, defaultExecOutput, maxExecOutput)
 	if err != nil {
 		return nil, err
 	}
@@ -92,7 +92,7 @@ func (p processService) Start(ctx context.Context, req *connect.Request[dsecv1.S
 	defer c.end()
 	m := req.Msg
 	start := chronusapi.StartRequest{Stdin: m.Stdin, OpenStdin: m.OpenStdin, Detach: m.Detach, Orphan: true}
-	if start.Command, err = command(c.s.spec, m.Command, 0, maxStartOutput); err != nil {
+	if start.Command, err = command(c.spec, m.Command, 0, maxStartOutput); err != nil {
 		return err
 	}
 	if m.Pty != nil {

@@ -16,7 +16,6 @@ import (
 type sandbox struct {
 	id         dsec.SandboxID
 	project    string
-	spec       *dsec.Spec
 	layerNames []string
 	requestID  string
 	digest     []byte
@@ -24,6 +23,7 @@ type sandbox struct {
 	offer      *offer
 
 	mu         sync.Mutex
+	spec       *dsec.Spec // what it points to never changes; slim puts another in its place
 	state      dsec.State
 	reason     string
 	conditions []string

@@ -261,7 +261,7 @@ func (v service) GetUsage(ctx context.Context, req *connect.Request[dsecv1.Usage
 		return nil, err
 	}
 	s.mu.Lock()
-	inst, serr := s.instance, s.notRunning()
+	inst, spec, serr := s.instance, s.spec, s.notRunning()
 	s.mu.Unlock()
 	if serr != nil {
 		return nil, serr
@@ -270,5 +270,5 @@ func (v service) GetUsage(ctx context.Context, req *connect.Request[dsecv1.Usage
 	if err != nil {
 		return nil, err
 	}
-	return connect.NewResponse(&dsecv1.UsageResponse{Usage: usageProto(u, s.spec), At: timestamppb.Now()}), nil
+	return connect.NewResponse(&dsecv1.UsageResponse{Usage: usageProto(u, spec), At: timestamppb.Now()}), nil
 }

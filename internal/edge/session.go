@@ -24,9 +24,9 @@ func (x sessionService) OpenSession(ctx context.Context, req *connect.Request[ds
 		if err != nil {
 			return err
 		}
-		open := chronusapi.SessionRequest{Env: mergeEnv(c.s.spec.Env, env), Cwd: inside(c.s.spec.Workdir, m.Cwd), User: m.User}
+		open := chronusapi.SessionRequest{Env: mergeEnv(c.spec.Env, env), Cwd: inside(c.spec.Workdir, m.Cwd), User: m.User}
 		if open.User == "" {
-			open.User = c.s.spec.User
+			open.User = c.spec.User
 		}
 		return c.grouped(func() error {
 			s, err := c.client.OpenSession(c.ctx, open)

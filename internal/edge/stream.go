@@ -179,6 +179,8 @@ func newSender(ctx context.Context, send func(*dsecv1.ProcessEvent) error) *send
 	s := &sender{send: send, answer: daemon.AnswerOf(ctx)}
 	s.answer.Hold(true)
 	s.output.Output = new(dsecv1.Output)
+	s.mu.Lock() // alive may run before AfterFunc has returned
+	defer s.mu.Unlock()
 	s.timer = time.AfterFunc(keepalive, s.alive)
 	return s
 }
