@@ -23,6 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/hostos"
 )
 
 // Logger writes lines for people to w: level is debug, info, warn or error.
@@ -129,16 +130,11 @@ func Lock(dir, key string) (io.Closer, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
-	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		_ = f.Close()
-		if errors.Is(err, unix.EWOULDBLOCK) {
-			return nil, fmt.Errorf("%s is in use by another dsec; stop that one, or give this one another %s", dir, key)
-		}
-		return nil, err
+	f, err := hostos.Lock(filepath.Join(dir, "lock"))
+	if errors.Is(err, hostos.ErrLocked) {
+		return nil, fmt.Errorf("%s is in use by another dsec; stop that one, or give this one another %s", dir, key)
+	} else if err != nil {
+		return nil, err // a nil *os.File is not a nil io.Closer
 	}
 	return f, nil
 }

@@ -1,8 +1,6 @@
 package edge
 
 import (
-	"bytes"
-	"os"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -15,10 +13,4 @@ func bootClock() time.Duration {
 		panic(err) // every kernel that we run on has it
 	}
 	return time.Duration(ts.Nano())
-}
-
-// readBootID tells one boot of the host from another.
-func readBootID() (string, error) {
-	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	return string(bytes.TrimSpace(b)), err
 }

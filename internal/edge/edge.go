@@ -30,6 +30,7 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/backend"
+	"github.com/opendsec/dsec/internal/hostos"
 	"github.com/opendsec/dsec/internal/journal"
 )
 
@@ -95,7 +96,7 @@ func New(cfg Config) (*Edge, error) {
 		opts.Mirror = filepath.Join(cfg.RunDir, "journal")
 	}
 	var err error
-	if e.bootID, err = readBootID(); err != nil {
+	if e.bootID, err = hostos.BootID(); err != nil {
 		return nil, err
 	}
 	if e.journal, e.replay, err = journal.Open(opts); err != nil {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/hostos"
 )
 
 var secretForm = regexp.MustCompile(`^e2b_[0-9a-f]{40}$`)
@@ -78,9 +79,5 @@ func writeSecret(path, secret string) error {
 	if err := os.Rename(f.Name(), path); err != nil {
 		return err
 	}
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
+	return hostos.SyncDir(dir)
 }

@@ -54,14 +54,6 @@ func removeIfThere(path string) error {
 	return nil
 }
 
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
-}
-
 // append writes b after the end in one call.
 func (f *file) append(b []byte) error {
 	if f.size+int64(len(b)) > f.allocated-reserve/2 {

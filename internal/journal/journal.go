@@ -27,7 +27,7 @@ import (
 	"slices"
 	"sync"
 
-	"golang.org/x/sys/unix"
+	"github.com/opendsec/dsec/internal/hostos"
 )
 
 // ErrInUse means that another process has the journal open.
@@ -96,8 +96,10 @@ func Open(opts Options) (*Journal, Replay, error) {
 	if err := os.MkdirAll(opts.Dir, 0o700); err != nil {
 		return nil, Replay{}, err
 	}
-	lock, err := acquire(filepath.Join(opts.Dir, lockName))
-	if err != nil {
+	lock, err := hostos.Lock(filepath.Join(opts.Dir, lockName))
+	if errors.Is(err, hostos.ErrLocked) {
+		return nil, Replay{}, ErrInUse
+	} else if err != nil {
 		return nil, Replay{}, err
 	}
 	j := &Journal{opts: opts, lock: lock}
@@ -106,21 +108,6 @@ func Open(opts Options) (*Journal, Replay, error) {
 		return nil, Replay{}, errors.Join(err, j.Close())
 	}
 	return j, replay, nil
-}
-
-func acquire(path string) (*os.File, error) {
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		_ = f.Close()
-		if errors.Is(err, unix.EWOULDBLOCK) {
-			return nil, ErrInUse
-		}
-		return nil, fmt.Errorf("lock %s: %w", path, err)
-	}
-	return f, nil
 }
 
 func (j *Journal) load() (Replay, error) {
@@ -282,14 +269,14 @@ func (j *Journal) rewrite() error {
 			return err
 		}
 	}
-	return errors.Join(syncDir(j.opts.Dir), j.syncMirror())
+	return errors.Join(hostos.SyncDir(j.opts.Dir), j.syncMirror())
 }
 
 func (j *Journal) syncMirror() error {
 	if j.opts.Mirror == "" {
 		return nil
 	}
-	return syncDir(j.opts.Mirror)
+	return hostos.SyncDir(j.opts.Mirror)
 }
 
 // rewriteAside replaces both files while puts go on: the bulk is written and
@@ -373,7 +360,7 @@ func (j *Journal) Sync() error {
 		return j.err
 	}
 	// The name too: a rewrite does not wait for it.
-	return errors.Join(j.main.f.Sync(), syncDir(j.opts.Dir))
+	return errors.Join(j.main.f.Sync(), hostos.SyncDir(j.opts.Dir))
 }
 
 // Close closes the journal; puts after it fail.

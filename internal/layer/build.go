@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/hostos"
 	"github.com/opendsec/dsec/internal/layer/convert"
 )
 
@@ -194,12 +195,12 @@ func (s *Store) publish(image *os.File, meta Meta) (Meta, error) {
 	if err := os.Rename(image.Name(), imagePath); err != nil {
 		return Meta{}, storeError("publish layer", err)
 	}
-	if err := errors.Join(syncDir(s.blobs()), os.Rename(tmp, s.file(meta.Digest, metaExt))); err != nil {
+	if err := errors.Join(hostos.SyncDir(s.blobs()), os.Rename(tmp, s.file(meta.Digest, metaExt))); err != nil {
 		_ = os.Remove(imagePath)
 		return Meta{}, storeError("publish layer", err)
 	}
 	s.layers[meta.Digest] = &entry{meta: meta}
-	if err := syncDir(s.blobs()); err != nil {
+	if err := hostos.SyncDir(s.blobs()); err != nil {
 		return Meta{}, storeError("publish layer", err)
 	}
 	return meta, nil

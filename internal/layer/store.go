@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/hostos"
 )
 
 // Store is a directory of layers. Its methods may be called from any
@@ -57,16 +58,11 @@ func Open(dir string, opt Options) (*Store, error) {
 			return nil, storeError("make layer store", err)
 		}
 	}
-	lock, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
+	lock, err := hostos.Lock(filepath.Join(dir, "lock"))
+	if errors.Is(err, hostos.ErrLocked) {
+		return nil, dsec.Errorf(dsec.CodeConflict, "another process owns the layer store")
+	} else if err != nil {
 		return nil, storeError("open layer store", err)
-	}
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		_ = lock.Close()
-		if errors.Is(err, unix.EWOULDBLOCK) {
-			return nil, dsec.Errorf(dsec.CodeConflict, "another process owns the layer store")
-		}
-		return nil, fmt.Errorf("lock layer store: %w", err)
 	}
 	s.lock = lock
 	if err := s.load(); err != nil {
@@ -267,16 +263,7 @@ func (s *Store) Remove(digest string) error {
 	if err := os.Remove(s.file(digest, imageExt)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove layer: %w", err)
 	}
-	return syncDir(s.blobs())
-}
-
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	defer d.Close()
-	return d.Sync()
+	return hostos.SyncDir(s.blobs())
 }
 
 // storeError types what the disk says.

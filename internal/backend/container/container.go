@@ -41,6 +41,7 @@ import (
 	"github.com/opendsec/dsec/internal/cgroup"
 	"github.com/opendsec/dsec/internal/confine"
 	"github.com/opendsec/dsec/internal/disk"
+	"github.com/opendsec/dsec/internal/hostos"
 )
 
 // Config is what a Backend is made of.
@@ -135,7 +136,7 @@ func New(config Config) (_ *Backend, err error) {
 			_ = b.free()
 		}
 	}()
-	if b.boot, err = bootID(); err != nil {
+	if b.boot, err = hostos.BootID(); err != nil {
 		return nil, err
 	}
 	if err := os.MkdirAll(config.RunDir, 0o700); err != nil {

@@ -188,9 +188,3 @@ func startTime(pid int) (uint64, error) {
 	}
 	return strconv.ParseUint(string(f[19]), 10, 64)
 }
-
-// bootID names this run of the kernel.
-func bootID() (string, error) {
-	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	return string(bytes.TrimSpace(b)), err
-}
