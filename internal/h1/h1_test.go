@@ -255,29 +255,32 @@ func TestABrokenAnswerIsNotAWholeOne(t *testing.T) {
 	}
 }
 
-// answerTo makes one call to a server that answers with raw and closes, and a
-// second one, to which the server is not there any more: no bytes of the first
-// answer may be taken for the answer to it.
+// script is a connection to a server that answers with what it is given, hears
+// nothing, and has nothing more to say.
+type script struct {
+	net.Conn // nil: nothing else is called
+	*bytes.Reader
+}
+
+func (s script) Read(p []byte) (int, error)  { return s.Reader.Read(p) }
+func (s script) Write(p []byte) (int, error) { return len(p), nil }
+func (s script) Close() error                { return nil }
+
+// answerTo makes a call to a server that answers with raw, and then a second
+// one: no bytes of the first answer may be taken for the answer to it.
 func answerTo(t testing.TB, raw []byte) (answer, error) {
-	ours, theirs := net.Pipe()
-	go func() {
-		go func() { _, _ = io.Copy(io.Discard, theirs) }()
-		_, _ = theirs.Write(raw)
-		_ = theirs.Close()
-	}()
-	conns := []net.Conn{ours}
+	dialed := false
 	tr := &Transport{IdleTimeout: time.Minute, Dial: func(context.Context) (net.Conn, error) {
-		if len(conns) == 0 {
+		if dialed {
 			return nil, errOther
 		}
-		c := conns[0]
-		conns = nil
-		return c, nil
+		dialed = true
+		return script{Reader: bytes.NewReader(raw)}, nil
 	}}
 	defer tr.CloseIdleConnections()
 	a, err := read(post(t.Context(), t, tr, "http://x", strings.NewReader("x")))
-	if res, err := post(t.Context(), t, tr, "http://x", strings.NewReader("y")); !errors.Is(err, errOther) {
-		t.Errorf("after %.40q a second call got %v, %v", raw, res, err)
+	if next, err := read(post(t.Context(), t, tr, "http://x", strings.NewReader("y"))); err == nil {
+		t.Errorf("after %.80q a second call was answered by %v", raw, next)
 	}
 	return a, err
 }
