@@ -209,55 +209,16 @@ func (c *Client) send(ctx context.Context, typ uint8, payload []byte, r io.Reade
 	if err != nil {
 		return err
 	}
-	type answer struct {
-		err  error
-		body []byte
-	}
-	answered := make(chan answer, 1)
-	go func() {
-		// The connection is kept until the data's end is sent, so k.next,
-		// which gives it back after an error, is not for here.
-		typ, payload, err := k.cn.read()
-		switch {
-		case err != nil:
-			answered <- answer{err: err}
-		case typ == frameResult:
-			answered <- answer{body: payload}
-		case typ == frameError:
-			answered <- answer{err: (&dec{b: payload}).error()}
-		default:
-			answered <- answer{err: errMalformed}
-		}
-	}()
-	buf := make([]byte, MaxChunk)
-	var srcErr error
-	var early *answer
-	for srcErr == nil && early == nil {
-		n, err := r.Read(buf)
-		if n > 0 {
-			if werr := k.cn.putData(frameData, nil, buf[:n]); werr != nil {
-				a := <-answered // tells why, if anything can
-				if a.err == nil {
-					a.err = werr
-				}
-				early = &a
-				break
-			}
-		}
-		srcErr = err
-		select {
-		case a := <-answered:
-			early = &a
-		default:
-		}
-	}
+	answered := make(chan sendAnswer, 1)
+	go func() { answered <- k.sendAnswer() }()
+	early, srcErr := k.sendData(r, answered)
 	last := frameEnd
 	if srcErr != nil && srcErr != io.EOF {
 		last = frameAbort
 	}
 	k.cn.put(last, nil)
 	werr := k.cn.flush()
-	var a answer
+	var a sendAnswer
 	if early != nil {
 		a = *early
 	} else {
@@ -268,15 +229,7 @@ func (c *Client) send(ctx context.Context, typ uint8, payload []byte, r io.Reade
 		return srcErr
 	}
 	if a.err != nil {
-		if !clean(a.err) || werr != nil {
-			if _, typed := a.err.(*dsec.Error); typed {
-				k.end(false)
-				return a.err
-			}
-			return k.broken(a.err)
-		}
-		k.end(true)
-		return a.err
+		return k.sendFailed(a.err, werr)
 	}
 	d := &dec{b: a.body}
 	if result != nil {
@@ -287,6 +240,65 @@ func (c *Client) send(ctx context.Context, typ uint8, payload []byte, r io.Reade
 	}
 	k.end(true)
 	return nil
+}
+
+// sendAnswer is what chronus said to a call that takes data: a result's body,
+// or why there is none.
+type sendAnswer struct {
+	err  error
+	body []byte
+}
+
+// sendAnswer reads it. The connection is kept until the data's end is sent, so
+// k.next, which gives it back after an error, is not for here.
+func (k *call) sendAnswer() sendAnswer {
+	typ, payload, err := k.cn.read()
+	switch {
+	case err != nil:
+		return sendAnswer{err: err}
+	case typ == frameResult:
+		return sendAnswer{body: payload}
+	case typ == frameError:
+		return sendAnswer{err: (&dec{b: payload}).error()}
+	}
+	return sendAnswer{err: errMalformed}
+}
+
+// sendData sends r until it ends, which srcErr tells, or an answer came early.
+func (k *call) sendData(r io.Reader, answered <-chan sendAnswer) (early *sendAnswer, srcErr error) {
+	buf := make([]byte, MaxChunk)
+	for srcErr == nil {
+		var n int
+		n, srcErr = r.Read(buf)
+		if n > 0 {
+			if err := k.cn.putData(frameData, nil, buf[:n]); err != nil {
+				a := <-answered // tells why, if anything can
+				if a.err == nil {
+					a.err = err
+				}
+				return &a, nil
+			}
+		}
+		select {
+		case a := <-answered:
+			return &a, srcErr
+		default:
+		}
+	}
+	return nil, srcErr
+}
+
+// sendFailed ends a call that chronus, or with werr its connection, refused.
+func (k *call) sendFailed(err, werr error) error {
+	if clean(err) && werr == nil {
+		k.end(true)
+		return err
+	}
+	if _, typed := err.(*dsec.Error); typed {
+		k.end(false)
+		return err
+	}
+	return k.broken(err)
 }
 
 // clean reports whether err came from chronus in a whole frame.

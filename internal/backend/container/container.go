@@ -78,6 +78,26 @@ type Config struct {
 	Logger *slog.Logger
 }
 
+func (config Config) withDefaults() Config {
+	if config.Logger == nil {
+		config.Logger = slog.Default()
+	}
+	if config.Cgroup == "" {
+		config.Cgroup = "dsec"
+	}
+	if config.NetSlots <= 0 {
+		config.NetSlots = 16
+	}
+	config.NetSlots = min(config.NetSlots, maxNetSlots)
+	if config.Groups <= 0 {
+		config.Groups = 16
+	}
+	if len(config.Launcher) == 0 {
+		config.Launcher = []string{"/proc/self/exe", "launcher"}
+	}
+	return config
+}
+
 // stepTimeout bounds one step of making or taking down a container that has no
 // deadline of its own.
 const stepTimeout = 30 * time.Second
@@ -114,22 +134,7 @@ var _ backend.Backend = (*Backend)(nil)
 // begin to fill once Sweep was called. Its error is unsupported where the host
 // lacks what containers need.
 func New(config Config) (_ *Backend, err error) {
-	if config.Logger == nil {
-		config.Logger = slog.Default()
-	}
-	if config.Cgroup == "" {
-		config.Cgroup = "dsec"
-	}
-	if config.NetSlots <= 0 {
-		config.NetSlots = 16
-	}
-	config.NetSlots = min(config.NetSlots, maxNetSlots)
-	if config.Groups <= 0 {
-		config.Groups = 16
-	}
-	if len(config.Launcher) == 0 {
-		config.Launcher = []string{"/proc/self/exe", "launcher"}
-	}
+	config = config.withDefaults()
 	b := &Backend{config: config, log: config.Logger.With("backend", "container"), live: map[dsec.SandboxID]*instance{}}
 	defer func() {
 		if err != nil {
