@@ -91,8 +91,7 @@ func CodeOf(err error) Code {
 	if err == nil {
 		panic("dsec: CodeOf(nil)")
 	}
-	var e *Error
-	if errors.As(err, &e) {
+	if e, ok := errors.AsType[*Error](err); ok {
 		return e.Code
 	}
 	return CodeInternal

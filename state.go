@@ -1,5 +1,7 @@
 package dsec
 
+import "slices"
+
 // State is where a sandbox is in its life.
 type State string
 
@@ -36,10 +38,8 @@ func (s State) Valid() bool {
 
 // To returns next if the table allows the change, and a conflict if not.
 func (s State) To(next State) (State, error) {
-	for _, t := range transitions[s] {
-		if t == next {
-			return next, nil
-		}
+	if slices.Contains(transitions[s], next) {
+		return next, nil
 	}
 	return s, Errorf(CodeConflict, "state: %s cannot become %s", s, next)
 }

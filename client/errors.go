@@ -24,8 +24,7 @@ func (c *Client) typed(err error, procedure string) error {
 	if errors.As(err, &op) && op.Op == "dial" {
 		return &dsec.Error{Code: dsec.CodeUnavailable, Message: "cannot reach " + c.url + "; is `dsec up` running?", Err: err}
 	}
-	var dns *net.DNSError
-	if errors.As(err, &dns) {
+	if _, ok := errors.AsType[*net.DNSError](err); ok {
 		return &dsec.Error{Code: dsec.CodeUnavailable, Message: "cannot find the host of " + c.url, Err: err}
 	}
 	switch connect.CodeOf(err) {

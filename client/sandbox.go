@@ -12,7 +12,7 @@ import (
 	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
 )
 
-// Never, as an IdleTimeout or MaxLifetime, is no limit.
+// Never is no limit, as an IdleTimeout or MaxLifetime.
 const Never time.Duration = -1
 
 // SandboxOptions describe a sandbox to make. Zero values are the server's defaults.

@@ -19,7 +19,7 @@ func params(t *testing.T, dir string, serve func(testing.TB) *server) testscript
 		Dir:                 dir,
 		RequireExplicitExec: true,
 		Setup: func(e *testscript.Env) error {
-			s := serve(testing.TB(e.T().(testing.TB)))
+			s := serve(e.T().(testing.TB))
 			e.Setenv("PATH", filepath.Dir(dsecBinary)+string(os.PathListSeparator)+e.Getenv("PATH"))
 			e.Setenv("DSEC_URL", s.url)
 			e.Setenv("DSEC_KEY_FILE", s.keyFile)

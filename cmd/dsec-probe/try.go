@@ -3,6 +3,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"runtime"
 	"sync"
@@ -34,7 +35,7 @@ var shared = sync.OnceValues(func() ([]byte, error) {
 	if e != 0 {
 		return nil, fmt.Errorf("mmap: %w", e)
 	}
-	return unsafe.Slice((*byte)(unsafe.Add(unsafe.Pointer(nil), p)), 4096), nil //nolint:govet // memory that Go does not manage
+	return unsafe.Slice((*byte)(unsafe.Add(unsafe.Pointer(nil), p)), 4096), nil // memory that Go does not manage
 })
 
 // try makes one call in a child.
@@ -130,7 +131,7 @@ func result(err error) string {
 	if err == nil {
 		return "ok"
 	}
-	if e, ok := err.(unix.Errno); ok {
+	if e, ok := errors.AsType[unix.Errno](err); ok {
 		return errno(e)
 	}
 	return err.Error()

@@ -148,14 +148,12 @@ func decode(data []byte, c *Config) error {
 	d := toml.NewDecoder(bytes.NewReader(data))
 	d.DisallowUnknownFields()
 	err := d.Decode(c)
-	var strict *toml.StrictMissingError
-	if errors.As(err, &strict) {
+	if strict, ok := errors.AsType[*toml.StrictMissingError](err); ok {
 		first := strict.Errors[0]
 		row, _ := first.Position()
 		return fmt.Errorf("line %d: no such key: %s", row, strings.Join(first.Key(), "."))
 	}
-	var bad *toml.DecodeError
-	if errors.As(err, &bad) {
+	if bad, ok := errors.AsType[*toml.DecodeError](err); ok {
 		row, _ := bad.Position()
 		return fmt.Errorf("line %d: %s: %s", row, strings.Join(bad.Key(), "."), strings.TrimPrefix(bad.Error(), "toml: "))
 	}

@@ -124,16 +124,14 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 // line is err in one line.
 func line(err error) string {
 	text := strings.Join(strings.Fields(err.Error()), " ")
-	var de *dsec.Error
-	if errors.As(err, &de) {
+	if de, ok := errors.AsType[*dsec.Error](err); ok {
 		text = fmt.Sprintf("%s (%s)", strings.Join(strings.Fields(de.Error()), " "), de.Code)
 	}
 	return text
 }
 
 func exitCode(err error) int {
-	var de *dsec.Error
-	if errors.As(err, &de) {
+	if de, ok := errors.AsType[*dsec.Error](err); ok {
 		return dsec.Codes[de.Code].Exit
 	}
 	return 1

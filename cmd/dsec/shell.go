@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"maps"
 	"os"
 	"os/signal"
 	"syscall"
@@ -37,9 +38,7 @@ func onTerminal(ctx context.Context, e *env, cmd *client.Cmd) error {
 	cmd.Stdin, cmd.Stdout = e.stdin, e.stdout
 	if name := os.Getenv("TERM"); name != "" {
 		env := map[string]string{"TERM": name}
-		for k, v := range cmd.Env {
-			env[k] = v
-		}
+		maps.Copy(env, cmd.Env)
 		cmd.Env = env
 	}
 	in, local := e.stdin.(*os.File)

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path"
+	"slices"
 	"strings"
 	"time"
 
@@ -47,8 +48,7 @@ func unpack(r io.Reader, dir string) error {
 			dirs = append(dirs, late{name, fs.FileMode(h.Mode & 0o777), h.ModTime})
 		}
 	}
-	for i := len(dirs) - 1; i >= 0; i-- {
-		d := dirs[i]
+	for _, d := range slices.Backward(dirs) {
 		if err := errors.Join(root.Chmod(d.name, d.mode), root.Chtimes(d.name, d.time, d.time)); err != nil {
 			return err
 		}

@@ -44,8 +44,7 @@ func Encode(err error) *connect.Error {
 
 // Safe is the first *dsec.Error in err's chain, or an internal one that wraps err.
 func Safe(err error) *dsec.Error {
-	var e *dsec.Error
-	if errors.As(err, &e) {
+	if e, ok := errors.AsType[*dsec.Error](err); ok {
 		if _, ok := dsec.Codes[e.Code]; ok {
 			return e
 		}

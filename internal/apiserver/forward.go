@@ -164,8 +164,7 @@ func first[Req any](in *connect.ClientStream[Req]) (*Req, error) {
 // gone is the caller's own stream failing: typed already where the decoder
 // did, and of no interest where the caller went away.
 func gone(err error) error {
-	var e *dsec.Error
-	if errors.As(err, &e) {
+	if e, ok := errors.AsType[*dsec.Error](err); ok {
 		return e
 	}
 	return &dsec.Error{Code: dsec.CodeOutcomeUnknown, Message: "the caller's stream broke off", Err: err}

@@ -121,7 +121,7 @@ func (t *Tree) makeRoots() error {
 	if t.layout.Unified {
 		// A controller must be on in every directory above the one that uses it.
 		dir := t.layout.V2
-		for _, part := range strings.Split(t.opts.Name, "/") {
+		for part := range strings.SplitSeq(t.opts.Name, "/") {
 			if err := enable(dir, controllers); err != nil {
 				return err
 			}
@@ -206,7 +206,7 @@ func (t *Tree) Close() error {
 	t.stop()
 	t.wg.Wait()
 	var errs []error
-	for t.ready != nil && len(t.ready) > 0 {
+	for len(t.ready) > 0 {
 		g := <-t.ready
 		errs = append(errs, g.Remove(context.Background()))
 	}

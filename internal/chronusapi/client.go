@@ -101,8 +101,7 @@ func (c *Client) take(ctx context.Context, typ uint8) (cn *conn, reused bool, er
 		if ctx.Err() != nil {
 			return nil, false, context.Cause(ctx)
 		}
-		var de *dsec.Error
-		if errors.As(err, &de) {
+		if _, ok := errors.AsType[*dsec.Error](err); ok {
 			return nil, false, err
 		}
 		return nil, false, &dsec.Error{Code: dsec.CodeUnavailable, Message: "chronus cannot be reached", Err: err}
@@ -194,7 +193,7 @@ func (c *Client) begin(ctx context.Context, typ uint8, payload []byte, lost dsec
 // giveUp closes the connection of a call whose context has ended. What is sent
 // before cannot come into the middle of the request: each is one write.
 func (k *call) giveUp() {
-	if k.typ == callRunCommand && context.Cause(k.ctx) == ErrInterrupt { //nolint:errorlint // wrapped it is another's
+	if k.typ == callRunCommand && context.Cause(k.ctx) == ErrInterrupt { // wrapped it is another's
 		_ = k.cn.nc.SetWriteDeadline(time.Now().Add(giveUpTimeout))
 		_, _ = k.cn.nc.Write(abortMessage[:])
 	}

@@ -290,15 +290,11 @@ func (k *call) sendData(r io.Reader, answered <-chan sendAnswer) (early *sendAns
 
 // sendFailed ends a call that chronus, or with werr its connection, refused.
 func (k *call) sendFailed(err, werr error) error {
-	if clean(err) && werr == nil {
-		k.end(true)
-		return err
+	if !clean(err) {
+		return k.broken(err)
 	}
-	if _, typed := err.(*dsec.Error); typed {
-		k.end(false)
-		return err
-	}
-	return k.broken(err)
+	k.end(werr == nil)
+	return err
 }
 
 // clean reports whether err came from chronus in a whole frame.
@@ -306,6 +302,6 @@ func clean(err error) bool {
 	if err == nil {
 		return true
 	}
-	_, ok := err.(*dsec.Error)
+	_, ok := err.(*dsec.Error) //nolint:errorlint // as it was decoded; one that broke the connection wraps other errors
 	return ok
 }

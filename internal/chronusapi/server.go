@@ -144,7 +144,7 @@ func (s *server) watched(ctx context.Context, f func(context.Context)) error {
 	_ = s.nc.SetReadDeadline(time.Unix(1, 0)) // wakes the reader; a broken connection shows at the next read
 	<-done
 	_ = s.nc.SetReadDeadline(time.Time{})
-	if context.Cause(call) == ErrInterrupt { //nolint:errorlint // as it was given above
+	if context.Cause(call) == ErrInterrupt { // as it was given above
 		return ErrInterrupt
 	}
 	return ctx.Err()

@@ -16,8 +16,7 @@ var errNotRegular = errors.New("not a regular file")
 // fileError makes the error of a user for what the kernel said about path,
 // which the request's field named.
 func fileError(err error, field, path string) error {
-	var de *dsec.Error
-	if errors.As(err, &de) {
+	if _, ok := errors.AsType[*dsec.Error](err); ok {
 		return err
 	}
 	code, text := dsec.CodeInternal, err.Error()

@@ -50,8 +50,7 @@ func (fs *Files) Upload(ctx context.Context, req chronusapi.UploadRequest, r io.
 			return u.res, src.error(err)
 		}
 		if err := u.entry(h, tr); err != nil {
-			var cause errSource
-			if errors.As(err, &cause) {
+			if cause, ok := errors.AsType[errSource](err); ok {
 				return u.res, src.error(cause.error)
 			}
 			return u.res, entryError(err, h.Name)

@@ -19,7 +19,7 @@ func makeSocket() {
 		n[i], _ = strconv.Atoi(os.Args[i+1])
 	}
 	if _, err := unix.Socket(n[0], n[1], n[2]); err != nil {
-		os.Exit(int(err.(unix.Errno))) //nolint:errorlint // of unix
+		os.Exit(int(err.(unix.Errno)))
 	}
 }
 

@@ -141,7 +141,7 @@ func Lock(dir, key string) (io.Closer, error) {
 
 // Notify tells systemd the state of the service, where it asked to be told.
 func Notify(state string) {
-	path := os.Getenv("NOTIFY_SOCKET")
+	path := os.Getenv("NOTIFY_SOCKET") //nolint:forbidigo // systemd gives it in this way alone
 	if path == "" {
 		return
 	}

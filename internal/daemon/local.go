@@ -98,7 +98,7 @@ type body struct {
 // Read implements io.Reader.
 func (b *body) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
-	if err == io.EOF && b.ctx.Err() != nil { //nolint:errorlint // a Read's own EOF
+	if err == io.EOF && b.ctx.Err() != nil { // a Read's own EOF
 		err = context.Cause(b.ctx)
 	}
 	return n, err

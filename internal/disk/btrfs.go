@@ -372,27 +372,28 @@ const (
 )
 
 type volArgs struct {
-	fd   int64
+	_    int64 // a descriptor
 	name [4088]byte
 }
 
 type inoLookup struct {
 	treeid   uint64
 	objectid uint64
-	name     [4080]byte
+	_        [4080]byte // the name
 }
 
-type quotaCtl struct{ cmd, status uint64 }
+type quotaCtl struct{ cmd, _ uint64 } // the second is the status
 
 type qgroupLimit struct {
-	qgroup                                                                    uint64
-	flags, maxReferenced, maxExclusive, reservedReferenced, reservedExclusive uint64
+	_                    uint64 // the qgroup: that of the descriptor
+	flags, maxReferenced uint64
+	_                    [3]uint64 // the most exclusive bytes, and what is reserved of either
 }
 
 type fsInfo struct {
-	maxID, numDevices uint64
-	uuid              [16]byte
-	rest              [1024 - 32]byte
+	_    [2]uint64 // the highest device, and how many there are
+	uuid [16]byte
+	_    [1024 - 32]byte
 }
 
 // The sizes are part of the request numbers.

@@ -78,7 +78,7 @@ func (p *project) probe() error {
 	if err != nil {
 		return err
 	}
-	defer unix.Unlinkat(p.fd, name, unix.AT_REMOVEDIR)
+	defer func() { _ = unix.Unlinkat(p.fd, name, unix.AT_REMOVEDIR) }()
 	defer unix.Close(fd)
 	const id = firstProject - 1
 	if err := setProject(fd, id); err != nil {
@@ -353,8 +353,8 @@ const (
 )
 
 type fsxattr struct {
-	flags, extentSize, extents, project, cowExtentSize uint32
-	_                                                  [8]byte
+	flags, _, _, project, _ uint32 // the others are of extents
+	_                       [8]byte
 }
 
 type dqblk struct {

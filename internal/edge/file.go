@@ -184,7 +184,7 @@ func sendFile(stream *connect.ServerStream[dsecv1.FileChunk], r io.ReadCloser, e
 				return err
 			}
 		}
-		if err == io.EOF { //nolint:errorlint // wrapped it would be a broken stream
+		if err == io.EOF { // wrapped it would be a broken stream
 			return nil
 		}
 		if err != nil {

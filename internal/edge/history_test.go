@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"testing"
 
@@ -138,10 +139,8 @@ func (n *node) randomStep(r *rand.Rand, key string) {
 // allow fails the test for an error of any other code.
 func (n *node) allow(what string, err error, codes ...dsec.Code) {
 	e := typedError(err)
-	for _, c := range codes {
-		if e.Code == c {
-			return
-		}
+	if slices.Contains(codes, e.Code) {
+		return
 	}
 	n.t.Errorf("%s: %s: %v", what, e.Code, e)
 }

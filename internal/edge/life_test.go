@@ -36,7 +36,7 @@ func bubble(t *testing.T, change func(*edge.Config, *fake.Options), f func(t *te
 
 // in sleeps, and lets everything that this sets off come to rest.
 func in(d time.Duration) {
-	time.Sleep(d)
+	time.Sleep(d) //nolint:forbidigo // of the bubble's clock
 	synctest.Wait()
 }
 
@@ -88,7 +88,7 @@ func TestMaxLifetimeAndExtend(t *testing.T) {
 		never := n.create(&dsecv1.CreateRequest{IdleTimeout: durationpb.New(0), MaxLifetime: durationpb.New(0)})
 		in(59 * time.Minute)
 		res, err := n.ExtendSandbox(t.Context(), connect.NewRequest(&dsecv1.ExtendRequest{SandboxId: id, MaxLifetime: durationpb.New(2 * time.Hour)}))
-		if err != nil || res.Msg.Sandbox.Deadline.AsTime().Sub(time.Now()) != 2*time.Hour {
+		if err != nil || time.Until(res.Msg.Sandbox.Deadline.AsTime()) != 2*time.Hour {
 			t.Fatalf("extended: %v, %v", res, err)
 		}
 		in(119 * time.Minute)
@@ -205,7 +205,7 @@ func TestStuckDestroyIsTriedAgain(t *testing.T) {
 func TestStuckCreateHasADeadline(t *testing.T) {
 	bubble(t, func(c *edge.Config, o *fake.Options) {
 		o.OnCreate = func(context.Context, backend.CreateRequest) error {
-			time.Sleep(10 * time.Minute) // deaf to its context
+			time.Sleep(10 * time.Minute) //nolint:forbidigo // of the bubble's clock; deaf to its context
 			return nil
 		}
 	}, func(t *testing.T, n *node) {

@@ -102,7 +102,7 @@ func (c *call) runCommand(m *dsecv1.RunCommandRequest, out *sender) error {
 			}
 		}
 		e, err := stream.Next()
-		if err == io.EOF { //nolint:errorlint // wrapped it would be a broken stream
+		if err == io.EOF { // wrapped it would be a broken stream
 			return nil
 		}
 		if err != nil {

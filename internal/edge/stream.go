@@ -245,7 +245,7 @@ func (ev *events) forward(out *sender) error {
 			out.flush()
 		}
 		e, err := ev.Next()
-		if err == io.EOF { //nolint:errorlint // wrapped it would be a broken stream
+		if err == io.EOF { // wrapped it would be a broken stream
 			return nil
 		}
 		if err != nil {

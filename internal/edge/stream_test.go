@@ -20,13 +20,13 @@ func TestASilentSenderSaysThatItLives(t *testing.T) {
 			sent++
 			return nil
 		})
-		time.Sleep(2*keepalive + 1)
+		time.Sleep(2*keepalive + 1) //nolint:forbidigo // of the bubble's clock
 		synctest.Wait()
 		s.close()
 		if sent != 2 {
 			t.Errorf("%d keepalives in twice their time, want 2", sent)
 		}
-		time.Sleep(2 * keepalive)
+		time.Sleep(2 * keepalive) //nolint:forbidigo // of the bubble's clock
 		synctest.Wait()
 		if sent != 2 {
 			t.Errorf("%d keepalives after the end", sent-2)

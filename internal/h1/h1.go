@@ -368,7 +368,7 @@ func (k *call) stream() {
 		if cerr := k.req.Context().Err(); cerr != nil {
 			err = cerr // whoever gives up may close his side as if it were complete
 		}
-		if err == io.EOF { //nolint:errorlint // wrapped it would be half a message
+		if err == io.EOF { // wrapped it would be half a message
 			_, _ = k.c.w.WriteString("0\r\n\r\n")
 			_ = k.c.w.Flush()
 			return
@@ -431,7 +431,7 @@ func (k *call) Read(p []byte) (int, error) {
 		return 0, k.over()
 	}
 	n, err := k.body.Read(p)
-	if err == io.EOF { //nolint:errorlint // wrapped it would be an answer that broke off
+	if err == io.EOF { // wrapped it would be an answer that broke off
 		k.end(true)
 	} else if err != nil {
 		err = k.failed(err)

@@ -246,7 +246,7 @@ func TestABrokenAnswerIsNotAWholeOne(t *testing.T) {
 		"an endless head": "HTTP/1.1 200 OK\r\nX: " + strings.Repeat("x", 2*maxHeader) + "\r\n\r\n",
 		"no HTTP at all":  "220 smtp ready\r\n",
 	} {
-		if a, err := answerTo(t, []byte(raw)); err == nil || err == io.EOF { //nolint:errorlint // io.EOF itself would be a good end
+		if a, err := answerTo(t, []byte(raw)); err == nil || err == io.EOF { // io.EOF itself would be a good end
 			t.Errorf("%s: read %.20q, %v", name, a.body, err)
 		}
 	}

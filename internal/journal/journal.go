@@ -188,8 +188,7 @@ func (j *Journal) append(e entry) error {
 		return err
 	}
 	if err := j.main.append(j.buf); err != nil {
-		var broken *brokenError
-		if errors.As(err, &broken) {
+		if _, ok := errors.AsType[*brokenError](err); ok {
 			j.err = fmt.Errorf("journal: %w", err)
 		}
 		return err

@@ -235,10 +235,7 @@ func TestRewriteKeepsLiveValues(t *testing.T) {
 
 func TestPutDeleteReopen(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
-		dir, err := os.MkdirTemp(t.TempDir(), "")
-		if err != nil {
-			rt.Fatal(err)
-		}
+		dir := t.TempDir()
 		opts := Options{Dir: dir, Compact: 2048, Logger: slog.New(slog.DiscardHandler)}
 		j, _, err := Open(opts)
 		if err != nil {

@@ -71,8 +71,7 @@ func (s *Store) Build(ctx context.Context, sel string, r io.Reader) (Meta, []str
 // canceled is the error of a call whose context ended: the cause where there
 // is one for users, else that it was given up.
 func canceled(ctx context.Context) error {
-	var e *dsec.Error
-	if errors.As(context.Cause(ctx), &e) {
+	if e, ok := errors.AsType[*dsec.Error](context.Cause(ctx)); ok {
 		return e
 	}
 	return &dsec.Error{Code: dsec.CodeUnavailable, Message: "the import was given up", Err: context.Cause(ctx)}
@@ -254,8 +253,7 @@ func (s *sourceReader) digest() string { return sumOf(s.h) }
 
 // brokenOff is the error of a stream that its sender did not end.
 func brokenOff(err error) error {
-	var e *dsec.Error
-	if errors.As(err, &e) {
+	if e, ok := errors.AsType[*dsec.Error](err); ok {
 		return e
 	}
 	return &dsec.Error{Code: dsec.CodeUnavailable, Message: "the archive's stream broke off", Err: err}

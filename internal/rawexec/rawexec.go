@@ -178,8 +178,11 @@ type report struct {
 
 // cloneArgs is struct clone_args of clone3(2).
 type cloneArgs struct {
-	flags, pidfd, childTID, parentTID, exitSignal, stack, stackSize, tls uint64
-	setTID, setTIDSize, cgroup                                           uint64
+	flags, pidfd uint64
+	_            [2]uint64 // where its IDs go
+	exitSignal   uint64
+	_            [5]uint64 // a stack, its size, TLS, and IDs to choose: none
+	cgroup       uint64
 }
 
 // Start clones a child that runs the program. An error means that there is no

@@ -213,7 +213,7 @@ func (b *box) noneLingers() {
 // eventually polls for what no event tells of.
 func (b *box) eventually(what string, f func() bool) {
 	b.t.Helper()
-	for deadline := time.Now().Add(hang); !f(); time.Sleep(2 * time.Millisecond) {
+	for deadline := time.Now().Add(hang); !f(); time.Sleep(2 * time.Millisecond) { //nolint:forbidigo // no event tells of it
 		if time.Now().After(deadline) {
 			b.t.Fatalf("it never came to be that %s", what)
 		}

@@ -86,7 +86,7 @@ func makeSpare(b *Backend, req backend.CreateRequest) error {
 		if spares(b) > 0 {
 			return nil
 		}
-		time.Sleep(10 * time.Millisecond) // the pool tells nobody
+		time.Sleep(10 * time.Millisecond) //nolint:forbidigo // the pool tells nobody
 	}
 	return errors.New("no spare is made")
 }

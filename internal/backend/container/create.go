@@ -230,7 +230,7 @@ func (b *Backend) setup(ctx context.Context, i *instance, root int, mounts []chr
 	sh := i.sh
 	defer sh.untilDead(&ctx)()
 	i.cpus = b.cpus.take(b.cpus.count(i.limits.MilliCPU))
-	keep := uint64(confine.KeepCaps)
+	keep := confine.KeepCaps
 	if b.tree.CommandNamespaces() {
 		keep |= 1 << unix.CAP_SYS_ADMIN // of chronus alone: no command has it after its exec
 	}

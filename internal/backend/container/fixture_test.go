@@ -110,7 +110,7 @@ func image(t testing.TB, change func(root string)) backend.Layer {
 	copyTo(t, filepath.Join(dir, "inside"), root+"/bin/inside")
 	applets, err := exec.Command(busybox, "--list").Output()
 	check(t, err)
-	for _, name := range strings.Fields(string(applets)) {
+	for name := range strings.FieldsSeq(string(applets)) {
 		if name != "busybox" {
 			check(t, os.Symlink("busybox", root+"/bin/"+name))
 		}

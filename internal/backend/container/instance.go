@@ -215,8 +215,7 @@ func (i *instance) destroy(ctx context.Context) error {
 
 func (i *instance) failed(err error) error {
 	i.b.log.Error("sandbox is not gone", "sandbox", i.id, "err", err)
-	var e *dsec.Error
-	if errors.As(err, &e) {
+	if _, ok := errors.AsType[*dsec.Error](err); ok {
 		return err
 	}
 	return &dsec.Error{Code: dsec.CodeInternal, Message: "the sandbox could not be taken down whole", Err: err}

@@ -21,7 +21,7 @@ import (
 const launcherEnv = "DSEC_LAUNCHER"
 
 // IsLauncher reports whether this process was started as a launcher.
-func IsLauncher() bool { return os.Getenv(launcherEnv) != "" }
+func IsLauncher() bool { return os.Getenv(launcherEnv) != "" } //nolint:forbidigo // it says what this process is
 
 // LauncherMain is the whole life of a launcher process: it serves the socket
 // at descriptor 3 until that closes, and never returns.

@@ -133,7 +133,7 @@ func (p *process) status() (unix.WaitStatus, bool) {
 	}{Mask: exit}
 	// PIDFD_GET_INFO is _IOWR(0xFF, 11, struct pidfd_info); the kernel takes
 	// the size from the number.
-	request := uintptr(3<<30 | 0xFF<<8 | 11 | unsafe.Sizeof(info)<<16)
+	request := 3<<30 | 0xFF<<8 | 11 | unsafe.Sizeof(info)<<16
 	var errno syscall.Errno
 	if err := raw.Control(func(fd uintptr) {
 		_, _, errno = unix.Syscall(unix.SYS_IOCTL, fd, request, uintptr(unsafe.Pointer(&info)))

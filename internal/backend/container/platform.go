@@ -8,6 +8,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/erofs/go-erofs"
@@ -100,9 +101,9 @@ func (in platforms) plan(layers []int) (*platform, error) {
 }
 
 func findDir(layers []int, name string) (*unix.Stat_t, error) {
-	for i := len(layers) - 1; i >= 0; i-- {
+	for i, layer := range slices.Backward(layers) {
 		var st unix.Stat_t
-		err := unix.Fstatat(layers[i], name, &st, unix.AT_SYMLINK_NOFOLLOW)
+		err := unix.Fstatat(layer, name, &st, unix.AT_SYMLINK_NOFOLLOW)
 		if err == unix.ENOENT {
 			continue
 		}

@@ -16,7 +16,7 @@ func TestAwaitQuiet(t *testing.T) {
 	}{
 		{"no create yet", func(*calls, func()) {}, 0},
 		{"a create just ended", func(c *calls, _ func()) { c.begin(); c.end() }, quiet},
-		{"a create ended a while ago", func(c *calls, _ func()) { c.begin(); c.end(); time.Sleep(quiet) }, 0},
+		{"a create ended a while ago", func(c *calls, _ func()) { c.begin(); c.end(); time.Sleep(quiet) }, 0}, //nolint:forbidigo // of the bubble's clock
 		{"one goes on", func(c *calls, _ func()) { c.begin() }, busy},
 		{"one goes on for a while", func(c *calls, _ func()) { c.begin(); time.AfterFunc(2*quiet, c.end) }, 3 * quiet},
 		{"one ends, another begins", func(c *calls, _ func()) {
@@ -29,7 +29,7 @@ func TestAwaitQuiet(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
-				time.Sleep(time.Second) // of the bubble's clock, which starts at another time than this process
+				time.Sleep(time.Second) //nolint:forbidigo // of the bubble's clock, which starts at another time than this process
 				var cs calls
 				c.before(&cs, cancel)
 				begin := time.Now()

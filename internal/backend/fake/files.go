@@ -206,10 +206,11 @@ func (c *chronus) unpack(dir string, h *tar.Header, r io.Reader) (int64, error) 
 		return 0, leaves
 	}
 	rel := path.Clean(h.Name)
-	at := dir
-	for _, e := range strings.Split(path.Dir(rel), "/") {
-		at += "/" + e
-		if n, err := c.fs.lookup(at, false); err == nil && n.kind == kindSymlink {
+	var at strings.Builder
+	at.WriteString(dir)
+	for e := range strings.SplitSeq(path.Dir(rel), "/") {
+		at.WriteString("/" + e)
+		if n, err := c.fs.lookup(at.String(), false); err == nil && n.kind == kindSymlink {
 			return 0, leaves
 		}
 	}

@@ -157,16 +157,16 @@ func dollar(s string) (part, int, error) {
 	if len(s) < 2 {
 		return part{text: "$"}, 1, nil
 	}
-	switch c := s[1]; {
-	case c == '?' || c == '$':
+	switch c := s[1]; c {
+	case '?', '$':
 		return part{name: s[1:2]}, 2, nil
-	case c == '{':
+	case '{':
 		end := strings.IndexByte(s, '}')
 		if end < 0 || !isName(s[2:end]) {
 			return part{}, 0, errSyntax
 		}
 		return part{name: s[2:end]}, end + 1, nil
-	case c == '(':
+	case '(':
 		depth := 0
 		for i := 1; i < len(s); i++ {
 			switch s[i] {

@@ -119,7 +119,7 @@ func (c *chronus) RunCommand(ctx context.Context, cmd chronusapi.SessionCommand,
 		defer time.AfterFunc(cmd.Timeout, p.expire).Stop()
 	}
 	defer context.AfterFunc(ctx, func() {
-		if context.Cause(ctx) == chronusapi.ErrInterrupt { //nolint:errorlint // it is never wrapped
+		if context.Cause(ctx) == chronusapi.ErrInterrupt { // it is never wrapped
 			p.kill(sigKill, true)
 		}
 	})()

@@ -14,7 +14,7 @@ import (
 func BenchmarkConvert(b *testing.B) {
 	dir := os.Getenv("DSEC_BENCH_DIR")
 	if dir == "" {
-		dir = filepath.Join(runtime.GOROOT(), "src")
+		dir = filepath.Join(runtime.GOROOT(), "src") //nolint:staticcheck // a large tree that is there where this is run
 	}
 	tmp := b.TempDir()
 	open := func(name string) *os.File {

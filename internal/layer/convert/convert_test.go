@@ -114,8 +114,7 @@ func convertBytes(t testing.TB, archive []byte, opt Options) (converted, error) 
 	var image, scratch memFile
 	res, err := Convert(bytes.NewReader(archive), &image, &scratch, opt)
 	if err != nil {
-		var e *dsec.Error
-		if !errors.As(err, &e) {
+		if _, ok := errors.AsType[*dsec.Error](err); !ok {
 			t.Errorf("error without a code: %v", err)
 		}
 		return converted{}, err

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"runtime"
 	"strings"
 	"testing"
@@ -279,9 +280,7 @@ func TestWhiteouts(t *testing.T) {
 				out[k] = v
 			}
 		}
-		for k, v := range add {
-			out[k] = v
-		}
+		maps.Copy(out, add)
 		return out
 	}
 	for _, tc := range []struct {

@@ -142,7 +142,7 @@ func (t *writer) header(rel string, fi fs.FileInfo, target string) (hdr *tar.Hea
 	hdr.Format = tar.FormatPAX
 	st, ok := fi.Sys().(*syscall.Stat_t)
 	if ok && !fi.IsDir() && st.Nlink > 1 {
-		id := fileID{uint64(st.Dev), st.Ino}
+		id := fileID{st.Dev, st.Ino}
 		if first, seen := t.links[id]; seen {
 			hdr.Typeflag, hdr.Linkname, hdr.Size = tar.TypeLink, first, 0
 			return hdr, true, nil
