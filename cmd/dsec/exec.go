@@ -248,11 +248,7 @@ func have(ctx context.Context, sb *client.Sandbox, number, from uint64) (int64, 
 
 func runPs(ctx context.Context, e *env, args []string) error {
 	f := clientFlags(e, "ps")
-	ids, err := f.parse(args, 1, 1, 0)
-	if err != nil {
-		return err
-	}
-	c, err := f.client()
+	c, ids, err := f.connect(args, 1, 1, 0)
 	if err != nil {
 		return err
 	}

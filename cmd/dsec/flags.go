@@ -90,6 +90,16 @@ func (f *flags) parse(args []string, low, high, verbatim int) ([]string, error) 
 	return pos, nil
 }
 
+// connect is parse and client in one; the caller closes the client.
+func (f *flags) connect(args []string, low, high, verbatim int) (*client.Client, []string, error) {
+	args, err := f.parse(args, low, high, verbatim)
+	if err != nil {
+		return nil, nil, err
+	}
+	c, err := f.client()
+	return c, args, err
+}
+
 // client makes the API client.
 func (f *flags) client() (*client.Client, error) {
 	cfg, err := loadConfig(f.config)
@@ -113,11 +123,7 @@ func forEach(
 	do func(c *client.Client, ctx context.Context, arg string) error,
 ) error {
 	f := clientFlags(e, verb)
-	args, err := f.parse(args, 1, -1, 0)
-	if err != nil {
-		return err
-	}
-	c, err := f.client()
+	c, args, err := f.connect(args, 1, -1, 0)
 	if err != nil {
 		return err
 	}
@@ -131,6 +137,28 @@ func forEach(
 		return f.print(map[string]any{done: args}, "", nil)
 	}
 	return nil
+}
+
+// list is a verb that shows all that there are of one thing, a row each.
+func list[T any](
+	ctx context.Context, e *env, args []string, verb, head string,
+	get func(c *client.Client, ctx context.Context) ([]T, error), row func(T) []string,
+) error {
+	f := clientFlags(e, verb)
+	c, _, err := f.connect(args, 0, 0, 0)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	all, err := get(c, ctx)
+	if err != nil {
+		return err
+	}
+	rows := make([][]string, len(all))
+	for i, v := range all {
+		rows[i] = row(v)
+	}
+	return f.print(all, head, rows)
 }
 
 // urlOf is the URL of the API at an address that it listens on.

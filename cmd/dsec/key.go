@@ -12,10 +12,7 @@ func runKeyCreate(ctx context.Context, e *env, args []string) error {
 	f := clientFlags(e, "key create")
 	project := f.String("project", "", "`name` of the project that the key acts for; made if new")
 	ttl := f.Duration("expires-in", 0, "how long the key is good, for example 720h; 0 is for ever")
-	if _, err := f.parse(args, 0, 0, 0); err != nil {
-		return err
-	}
-	c, err := f.client()
+	c, _, err := f.connect(args, 0, 0, 0)
 	if err != nil {
 		return err
 	}
@@ -35,28 +32,13 @@ func runKeyCreate(ctx context.Context, e *env, args []string) error {
 }
 
 func runKeyList(ctx context.Context, e *env, args []string) error {
-	f := clientFlags(e, "key list")
-	if _, err := f.parse(args, 0, 0, 0); err != nil {
-		return err
-	}
-	c, err := f.client()
-	if err != nil {
-		return err
-	}
-	defer c.Close()
-	keys, err := c.Keys(ctx)
-	if err != nil {
-		return err
-	}
-	rows := [][]string{}
-	for _, k := range keys {
+	return list(ctx, e, args, "key list", "ID PROJECT ADMIN AGE EXPIRES", (*client.Client).Keys, func(k client.Key) []string {
 		expires := "never"
 		if !k.Expires.IsZero() {
 			expires = k.Expires.Format(time.RFC3339)
 		}
-		rows = append(rows, []string{k.ID, k.Project, fmt.Sprint(k.Admin), age(k.Created), expires})
-	}
-	return f.print(keys, "ID PROJECT ADMIN AGE EXPIRES", rows)
+		return []string{k.ID, k.Project, fmt.Sprint(k.Admin), age(k.Created), expires}
+	})
 }
 
 func runKeyRevoke(ctx context.Context, e *env, args []string) error {

@@ -64,24 +64,9 @@ func tarOf(dir string) io.ReadCloser {
 }
 
 func runLayerList(ctx context.Context, e *env, args []string) error {
-	f := clientFlags(e, "layer list")
-	if _, err := f.parse(args, 0, 0, 0); err != nil {
-		return err
-	}
-	c, err := f.client()
-	if err != nil {
-		return err
-	}
-	defer c.Close()
-	layers, err := c.Layers(ctx)
-	if err != nil {
-		return err
-	}
-	rows := [][]string{}
-	for _, l := range layers {
-		rows = append(rows, []string{l.Name, l.Digest[:min(len(l.Digest), 19)], formatSize(l.Size), fmt.Sprint(l.Files), age(l.Created), l.Source})
-	}
-	return f.print(layers, "NAME DIGEST SIZE FILES AGE SOURCE", rows)
+	return list(ctx, e, args, "layer list", "NAME DIGEST SIZE FILES AGE SOURCE", (*client.Client).Layers, func(l client.Layer) []string {
+		return []string{l.Name, l.Digest[:min(len(l.Digest), 19)], formatSize(l.Size), fmt.Sprint(l.Files), age(l.Created), l.Source}
+	})
 }
 
 func runLayerRemove(ctx context.Context, e *env, args []string) error {

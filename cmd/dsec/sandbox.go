@@ -216,11 +216,7 @@ func age(t time.Time) string {
 
 func runGet(ctx context.Context, e *env, args []string) error {
 	f := clientFlags(e, "sandbox get")
-	ids, err := f.parse(args, 1, 1, 0)
-	if err != nil {
-		return err
-	}
-	c, err := f.client()
+	c, ids, err := f.connect(args, 1, 1, 0)
 	if err != nil {
 		return err
 	}
@@ -257,11 +253,7 @@ func runGet(ctx context.Context, e *env, args []string) error {
 
 func runKill(ctx context.Context, e *env, args []string) error {
 	f := clientFlags(e, "sandbox kill")
-	ids, err := f.parse(args, 1, -1, 0)
-	if err != nil {
-		return err
-	}
-	c, err := f.client()
+	c, ids, err := f.connect(args, 1, -1, 0)
 	if err != nil {
 		return err
 	}

@@ -10,11 +10,7 @@ import (
 
 func runStats(ctx context.Context, e *env, args []string) error {
 	f := clientFlags(e, "stats")
-	ids, err := f.parse(args, 1, -1, 0)
-	if err != nil {
-		return err
-	}
-	c, err := f.client()
+	c, ids, err := f.connect(args, 1, -1, 0)
 	if err != nil {
 		return err
 	}
