@@ -55,7 +55,7 @@ type Config struct {
 	MinFreeBytes  int64
 	MinFreeInodes int64
 
-	// Version is what EdgeInfo tells of the binary.
+	// Version of the binary, which EdgeService.Info tells.
 	Version string
 	// Logger: slog.Default().
 	Logger *slog.Logger

@@ -2,9 +2,9 @@ package edge_test
 
 import (
 	"context"
-	"fmt"
 	"net"
 	"net/http"
+	"sync"
 	"testing"
 	"time"
 
@@ -27,6 +27,7 @@ type node struct {
 	cfg   edge.Config
 	opts  fake.Options
 	edge  *edge.Edge
+	calls *inflight
 	serve *http.Server
 	http  *http.Client
 
@@ -66,7 +67,8 @@ func (n *node) start() {
 	l := newPipeListener()
 	protocols := new(http.Protocols)
 	protocols.SetUnencryptedHTTP2(true)
-	server := &http.Server{Handler: e.Handler(), Protocols: protocols}
+	n.calls = newInflight()
+	server := &http.Server{Handler: n.calls.count(e.Handler()), Protocols: protocols}
 	go func() { _ = server.Serve(l) }()
 	n.serve = server
 	n.http = &http.Client{Transport: &http.Transport{
@@ -230,28 +232,71 @@ func (n *node) get(id string) *dsecv1.Sandbox {
 	return res.Msg.Sandbox
 }
 
-// waitState waits until a sandbox is in a state: nothing tells of a change.
-func (n *node) waitState(id, state string) (s *dsecv1.Sandbox) {
+// waitState waits until a sandbox is in a state.
+func (n *node) waitState(id, state string) *dsecv1.Sandbox {
 	n.t.Helper()
-	testutil.WaitFor(n.t, 20*time.Second, "the sandbox is "+state, func() error {
-		if s = n.get(id); s.State != state {
-			return fmt.Errorf("it is %s (%s)", s.State, s.Reason)
-		}
-		return nil
-	})
-	return s
+	ctx, cancel := context.WithTimeout(n.t.Context(), 20*time.Second)
+	defer cancel()
+	if err := n.edge.WaitState(ctx, dsec.SandboxID(id), dsec.State(state)); err != nil {
+		n.t.Fatalf("want it to become %s, %v", state, err)
+	}
+	return n.get(id)
 }
 
-// quiet waits until no call is in progress: nothing tells that the edge has
-// seen a client leave.
+// quiet waits until no call is in progress.
 func (n *node) quiet() {
 	n.t.Helper()
-	testutil.WaitFor(n.t, 20*time.Second, "all calls end", func() error {
-		if calls := n.edge.Calls(); calls > 0 {
-			return fmt.Errorf("%d are in progress", calls)
-		}
-		return nil
+	n.left(0)
+}
+
+// left waits until so many calls are in progress: the others have ended, or
+// the edge has seen their clients leave.
+func (n *node) left(want int) {
+	n.t.Helper()
+	ctx, cancel := context.WithTimeout(n.t.Context(), 20*time.Second)
+	defer cancel()
+	if got := n.calls.wait(ctx, want); got != want {
+		n.t.Fatalf("%d calls are in progress, want %d", got, want)
+	}
+}
+
+// inflight counts the calls that a handler works on.
+type inflight struct {
+	mu      sync.Mutex
+	changed sync.Cond
+	n       int
+}
+
+func newInflight() *inflight {
+	f := new(inflight)
+	f.changed.L = &f.mu
+	return f
+}
+
+func (f *inflight) add(n int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.n += n
+	f.changed.Broadcast()
+}
+
+func (f *inflight) count(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		f.add(1)
+		defer f.add(-1)
+		next.ServeHTTP(w, r)
 	})
+}
+
+// wait returns how many there are once that is what was wanted, or ctx ended.
+func (f *inflight) wait(ctx context.Context, want int) int {
+	defer context.AfterFunc(ctx, func() { f.add(0) })()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for f.n != want && ctx.Err() == nil {
+		f.changed.Wait()
+	}
+	return f.n
 }
 
 // wantError checks code and field of an error that crossed the API.

@@ -1,6 +1,12 @@
 package edge
 
-import "time"
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/opendsec/dsec"
+)
 
 // WithClock makes an edge run on another clock than the host's.
 func WithClock(c Config, clock func() time.Duration) Config {
@@ -10,6 +16,26 @@ func WithClock(c Config, clock func() time.Duration) Config {
 
 // Calls is how many requests are in progress.
 func (e *Edge) Calls() int64 { return e.calls.Load() }
+
+// WaitState waits until a sandbox is in a state.
+func (e *Edge) WaitState(ctx context.Context, id dsec.SandboxID, want dsec.State) error {
+	e.mu.RLock()
+	s := e.sandboxes[id]
+	e.mu.RUnlock()
+	for {
+		s.mu.Lock()
+		state, reason, changed := s.state, s.reason, s.waiter()
+		s.mu.Unlock()
+		if state == want {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return fmt.Errorf("it is %s (%s)", state, reason)
+		}
+	}
+}
 
 // Live is how many sandboxes hold objects.
 func (e *Edge) Live() int {

@@ -18,7 +18,6 @@ import (
 	"github.com/opendsec/dsec/internal/backend"
 	"github.com/opendsec/dsec/internal/backend/fake"
 	"github.com/opendsec/dsec/internal/edge"
-	"github.com/opendsec/dsec/internal/testutil"
 	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
 )
 
@@ -126,19 +125,18 @@ func TestManyExecsAtOnce(t *testing.T) {
 		t.Errorf("%d right, %d refused, %d left", right.Load(), refused.Load(), left.Load())
 	}
 	n.quiet() // the edge still kills those whose client left
-	testutil.WaitFor(t, 20*time.Second, "the processes end", func() error {
-		if runs := n.runs(id); runs > 0 {
-			return fmt.Errorf("%d run", runs)
+	for _, p := range n.runs(id) {
+		if o := n.ends(id, p); o == nil {
+			t.Errorf("process %d: no outcome", p)
 		}
-		return nil
-	})
+	}
 	if res := n.shell(id, "echo alive"); string(res.Stdout) != "alive\n" {
 		t.Errorf("afterwards: %q", res.Stdout)
 	}
 }
 
-// runs counts the processes of a sandbox that have not ended.
-func (n *node) runs(id string) (count int) {
+// runs lists the processes of a sandbox that have not ended.
+func (n *node) runs(id string) (processes []uint64) {
 	n.t.Helper()
 	list, err := n.process.ListProcesses(n.t.Context(), connect.NewRequest(&dsecv1.ListProcessesRequest{SandboxId: id}))
 	if err != nil {
@@ -146,8 +144,8 @@ func (n *node) runs(id string) (count int) {
 	}
 	for _, p := range list.Msg.Processes {
 		if p.Outcome == nil {
-			count++
+			processes = append(processes, p.ProcessId)
 		}
 	}
-	return count
+	return processes
 }

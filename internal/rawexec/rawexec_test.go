@@ -49,7 +49,7 @@ func (p *Program) exec(path string, argv, env []string) {
 	p.Call("exec", unix.SYS_EXECVE, Str(path), Strs(argv), Strs(env))
 }
 
-// run starts p with stdout as a pipe and returns what it wrote.
+// output starts p with stdout as a pipe and returns what it wrote.
 func output(t *testing.T, flags uint64, build func(p *Program)) (string, syscall.WaitStatus, error) {
 	t.Helper()
 	r, w, err := os.Pipe()

@@ -84,7 +84,7 @@ func (s *spool) room(n uint64, done <-chan struct{}) bool {
 	}
 }
 
-// unlock lets the writer overwrite from now on.
+// release lets the writer overwrite from now on.
 func (s *spool) release() {
 	s.mu.Lock()
 	s.lossless = false
