@@ -20,10 +20,9 @@ import (
 	"github.com/opendsec/dsec/proto/dsec/v1/dsecv1connect"
 )
 
-// A session's stream is served over HTTP/1.1 and HTTP/2, before an edge that is
-// reached by connections and one of this process; in each case the events of a
-// command arrive before the next command is sent.
-func TestSessionStream(t *testing.T) {
+// eachWay runs f over HTTP/1.1 and HTTP/2, before an edge that is reached by
+// connections and one of this process.
+func eachWay(t *testing.T, f func(t *testing.T, stub *stubEdge, sb *client.Sandbox)) {
 	stub := newStub("fake")
 	h2 := &http.Transport{Protocols: new(http.Protocols)}
 	h2.Protocols.SetUnencryptedHTTP2(true)
@@ -37,22 +36,29 @@ func TestSessionStream(t *testing.T) {
 				c, err := client.New(client.Options{URL: r.url, APIKey: r.secret, Transport: tr})
 				check(t, err)
 				t.Cleanup(c.Close)
-				sess := c.Sandbox(string(dsec.NewSandboxID(stub.id))).Session("s")
-				for _, cmd := range []string{"one", "two", strings.Repeat("long", 50_000), "three"} {
-					var out strings.Builder
-					outcome, err := sess.Run(t.Context(), cmd, 0, &out, nil)
-					if err != nil || !outcome.OK() || out.String() != cmd {
-						t.Fatalf("%.10s: %.10q %+v %v", cmd, out.String(), outcome, err)
-					}
-				}
-				stub.set(func() { stub.fail = apierr.Encode(dsec.Errorf(dsec.CodeNotFound, "no session")) })
-				defer stub.set(func() { stub.fail = nil })
-				if _, err := sess.Run(t.Context(), "four", 0, nil, nil); dsec.CodeOf(err) != dsec.CodeNotFound {
-					t.Errorf("an edge's error: %v", err)
-				}
+				f(t, stub, c.Sandbox(string(dsec.NewSandboxID(stub.id))))
 			})
 		}
 	}
+}
+
+// The events of a command arrive before the next command is sent.
+func TestSessionStream(t *testing.T) {
+	eachWay(t, func(t *testing.T, stub *stubEdge, sb *client.Sandbox) {
+		sess := sb.Session("s")
+		for _, cmd := range []string{"one", "two", strings.Repeat("long", 50_000), "three"} {
+			var out strings.Builder
+			outcome, err := sess.Run(t.Context(), cmd, 0, &out, nil)
+			if err != nil || !outcome.OK() || out.String() != cmd {
+				t.Fatalf("%.10s: %.10q %+v %v", cmd, out.String(), outcome, err)
+			}
+		}
+		stub.set(func() { stub.fail = apierr.Encode(dsec.Errorf(dsec.CodeNotFound, "no session")) })
+		defer stub.set(func() { stub.fail = nil })
+		if _, err := sess.Run(t.Context(), "four", 0, nil, nil); dsec.CodeOf(err) != dsec.CodeNotFound {
+			t.Errorf("an edge's error: %v", err)
+		}
+	})
 }
 
 // A client that cannot send and receive at once sends all commands first.
@@ -119,44 +125,30 @@ func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
 // A client that gives a command up, or is gone, is seen at the edge at once,
 // whatever the way and although nobody says anything more.
 func TestSessionCommandIsGivenUp(t *testing.T) {
-	stub := newStub("fake")
-	h2 := &http.Transport{Protocols: new(http.Protocols)}
-	h2.Protocols.SetUnencryptedHTTP2(true)
-	t.Cleanup(h2.CloseIdleConnections)
-	for edge, endpoint := range map[string]watcher.Endpoint{
-		"socket": stub.endpoint(t), "process": {Name: "p", Transport: &daemon.Local{Handler: stub.handler()}},
-	} {
-		r := newRigOver(t, []watcher.Endpoint{endpoint})
-		for name, tr := range map[string]http.RoundTripper{"HTTP/1.1": nil, "HTTP/2": h2} {
-			t.Run(edge+"/"+name, func(t *testing.T) {
-				c, err := client.New(client.Options{URL: r.url, APIKey: r.secret, Transport: tr})
-				check(t, err)
-				t.Cleanup(c.Close)
-				sess := c.Sandbox(string(dsec.NewSandboxID(stub.id))).Session("s")
-				for range 2 { // on a new stream, and on one that has served a command
-					ctx, cancel := context.WithCancel(t.Context())
-					_, err := sess.Run(ctx, "hang", 0, writerFunc(func(p []byte) (int, error) { cancel(); return len(p), nil }), nil)
-					if !errors.Is(err, context.Canceled) {
-						t.Errorf("a canceled run: %v", err)
-					}
-					select {
-					case <-stub.gone:
-					case <-time.After(time.Minute):
-						t.Fatal("the edge was not told")
-					}
-					var out strings.Builder
-					if _, err := sess.Run(t.Context(), "one", 0, &out, nil); err != nil || out.String() != "one" {
-						t.Errorf("the next one: %q, %v", out.String(), err)
-					}
-				}
-				check(t, sess.Interrupt(t.Context()))
-				_ = sess.Close(t.Context()) // ends its stream; the stub closes no sessions
-				if err := c.Sandbox(string(dsec.NewSandboxID(stub.id))).Session("t").Interrupt(t.Context()); dsec.CodeOf(err) != dsec.CodeNotFound {
-					t.Errorf("no session: %v", err)
-				}
-			})
+	eachWay(t, func(t *testing.T, stub *stubEdge, sb *client.Sandbox) {
+		sess := sb.Session("s")
+		for range 2 { // on a new stream, and on one that has served a command
+			ctx, cancel := context.WithCancel(t.Context())
+			_, err := sess.Run(ctx, "hang", 0, writerFunc(func(p []byte) (int, error) { cancel(); return len(p), nil }), nil)
+			if !errors.Is(err, context.Canceled) {
+				t.Errorf("a canceled run: %v", err)
+			}
+			select {
+			case <-stub.gone:
+			case <-time.After(time.Minute):
+				t.Fatal("the edge was not told")
+			}
+			var out strings.Builder
+			if _, err := sess.Run(t.Context(), "one", 0, &out, nil); err != nil || out.String() != "one" {
+				t.Errorf("the next one: %q, %v", out.String(), err)
+			}
 		}
-	}
+		check(t, sess.Interrupt(t.Context()))
+		_ = sess.Close(t.Context()) // ends its stream; the stub closes no sessions
+		if err := sb.Session("t").Interrupt(t.Context()); dsec.CodeOf(err) != dsec.CodeNotFound {
+			t.Errorf("no session: %v", err)
+		}
+	})
 }
 
 // Where the server stops, a client that says nothing has not gone.

@@ -1,12 +1,9 @@
 package edge_test
 
 import (
-	"bytes"
 	"os"
 	"path/filepath"
 	"testing"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/backend/fake"
@@ -19,18 +16,7 @@ import (
 // refused, kills work and are remembered, and all recovers without a restart.
 func TestFullDiskAndInodes(t *testing.T) {
 	testutil.Require(t, testutil.Root)
-	dir := filepath.Join(testutil.Dir(t), "state")
-	if err := os.Mkdir(dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Mount("dsec-test", dir, "tmpfs", 0, "size=16m,nr_inodes=64"); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := unix.Unmount(dir, 0); err != nil {
-			t.Error(err)
-		}
-	})
+	dir := testutil.SmallDisk(t, "size=16m,nr_inodes=64")
 	n := newNode(t, func(c *edge.Config, _ *fake.Options) {
 		c.StateDir, c.RunDir = dir, ""
 		c.MinFreeBytes, c.MinFreeInodes = 1<<20, 8
@@ -40,18 +26,8 @@ func TestFullDiskAndInodes(t *testing.T) {
 	for range 20 {
 		ids = append(ids, n.create(&dsecv1.CreateRequest{}))
 	}
-	fill := filepath.Join(dir, "fill")
-	f, err := os.Create(fill)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for err == nil {
-		_, err = f.Write(bytes.Repeat([]byte{1}, 64<<10))
-	}
-	if err := f.Close(); err != nil {
-		t.Fatal(err)
-	}
-	_, err = n.tryCreate(&dsecv1.CreateRequest{})
+	fill := testutil.Fill(t, dir)
+	_, err := n.tryCreate(&dsecv1.CreateRequest{})
 	wantError(t, err, dsec.CodeExhausted, "")
 	if got := n.shell(ids[0], "echo works"); string(got.Stdout) != "works\n" {
 		t.Errorf("a running one says %q", got.Stdout)

@@ -7,8 +7,6 @@ import (
 	"path/filepath"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/opendsec/dsec/internal/testutil"
 )
 
@@ -16,39 +14,20 @@ import (
 // still go through, Reserved tells the owner to stop, and both recover.
 func TestFullDisk(t *testing.T) {
 	testutil.Require(t, testutil.Root)
-	dir := filepath.Join(t.TempDir(), "dsec-journal-full")
-	if err := os.Mkdir(dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Mount("dsec-test", dir, "tmpfs", 0, "size=8m,nr_inodes=16"); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := unix.Unmount(dir, 0); err != nil {
-			t.Error(err)
-		}
-	})
+	dir := testutil.SmallDisk(t, "size=8m,nr_inodes=16")
 	j, _ := open(t, Options{Dir: filepath.Join(dir, "state")})
 	put(t, j, "a", 1)
 	if !j.Reserved() {
 		t.Fatal("not reserved on an empty disk")
 	}
-	fill := filepath.Join(dir, "fill")
-	f, err := os.Create(fill)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for err == nil {
-		_, err = f.Write(bytes.Repeat([]byte{1}, 64<<10))
-	}
-	_ = f.Close()
+	fill := testutil.Fill(t, dir)
 	for i := range 1300 {
 		put(t, j, fmt.Sprintf("sandbox-%04d", i), map[string]any{"state": "stopped", "pad": string(bytes.Repeat([]byte{'x'}, 400))})
 	}
 	if j.Reserved() {
 		t.Error("reserved on a full disk after 1,300 records")
 	}
-	for err = nil; err == nil; {
+	for err := error(nil); err == nil; {
 		err = j.Put("more", string(bytes.Repeat([]byte{'x'}, 4000)))
 	}
 	if err := os.Remove(fill); err != nil {

@@ -221,18 +221,7 @@ func TestConcurrentBuilds(t *testing.T) {
 // A disk that fills is exhausted, leaves nothing, and can be used again. (S69)
 func TestFullDisk(t *testing.T) {
 	testutil.Require(t, testutil.Root)
-	dir := filepath.Join(t.TempDir(), testutil.Name(t))
-	if err := os.Mkdir(dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Mount("tmpfs", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "size=2m"); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := unix.Unmount(dir, 0); err != nil {
-			t.Error(err)
-		}
-	})
+	dir := testutil.SmallDisk(t, "size=2m")
 	s := openStoreIn(t, dir, Options{})
 	for _, size := range []int{3 << 20, 1200 << 10} { // in the scratch, in the image
 		_, _, err := s.Build(t.Context(), "", bytes.NewReader(archive(t, strings.Repeat("x", size))))
