@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import CancelledError
 from functools import wraps
@@ -124,6 +125,21 @@ class _Twin(Generic[A]):
         return repr(self._async)
 
 
+class _Scope(_Twin[A], ABC):
+    # A twin that ends with the `with` block that it was opened for.
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.close()
+
+
 def _blocking(
     method: Callable[Concatenate[A, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[_Twin[A], P], T]:
@@ -165,7 +181,7 @@ def _iterating(
     return call
 
 
-class ByteStream(_Twin[_files.ByteStream]):
+class ByteStream(_Scope[_files.ByteStream]):
     """See `libdsec.ByteStream`."""
 
     receive = _blocking(_files.ByteStream.receive)
@@ -177,14 +193,6 @@ class ByteStream(_Twin[_files.ByteStream]):
     def close(self) -> None:
         """Stop the transfer."""
         self._loop.run(_later(self._async.close))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class Files(_Twin[_files.Files]):
@@ -207,7 +215,7 @@ class Files(_Twin[_files.Files]):
     download_tar = _making(_files.Files.download_tar, ByteStream)
 
 
-class Process(_Twin[_process.Process]):
+class Process(_Scope[_process.Process]):
     """See `libdsec.Process`."""
 
     wait = _blocking(_process.Process.wait)
@@ -251,16 +259,8 @@ class Process(_Twin[_process.Process]):
         """Stop watching. Kills a command that was started without `detach` and has not ended."""
         self._loop.run(_later(self._async.close))
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-class Session(_Twin[_session.Session]):
+class Session(_Scope[_session.Session]):
     """See `libdsec.Session`. `on_output` is called in the client's thread."""
 
     run = _blocking(_session.Session.run)
@@ -271,14 +271,6 @@ class Session(_Twin[_session.Session]):
     def session_id(self) -> str:
         """To attach by: `sandbox.session(session_id)`."""
         return self._async.session_id
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class Sandbox(_Twin[_sandbox.Sandbox]):
