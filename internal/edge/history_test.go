@@ -15,6 +15,7 @@ import (
 	"github.com/opendsec/dsec/internal/backend"
 	"github.com/opendsec/dsec/internal/backend/fake"
 	"github.com/opendsec/dsec/internal/edge"
+	"github.com/opendsec/dsec/internal/testutil"
 	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
 )
 
@@ -150,7 +151,7 @@ func (n *node) allow(what string, err error, codes ...dsec.Code) {
 // sandbox itself.
 func TestTenThousandIdleSandboxes(t *testing.T) {
 	count := 10_000
-	if raceEnabled {
+	if testutil.Race {
 		count = 1000 // for the races; sizes say nothing then
 	}
 	n := newNode(t, func(c *edge.Config, o *fake.Options) { c.MaxSandboxes = count })
@@ -174,7 +175,7 @@ func TestTenThousandIdleSandboxes(t *testing.T) {
 	}
 	used := float64(heap()-before) / float64(count) / 1024
 	t.Logf("%.1f KiB of heap and stacks for each of %d idle sandboxes", used, count)
-	if used > 16 && !raceEnabled {
+	if used > 16 && !testutil.Race {
 		t.Errorf("%.1f KiB for each idle sandbox, want at most 16", used)
 	}
 }

@@ -1,5 +1,0 @@
-//go:build !race
-
-package layer
-
-const raceEnabled = false
