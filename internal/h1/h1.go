@@ -8,12 +8,11 @@
 // Answers are parsed by net/http's ReadResponse, and what is new here is only
 // who reads and writes when. It is kept because it was measured to pay. Beside
 // net/http (HTTP/1.1 for calls, HTTP/2 for a session's stream), with one `dsec
-// up` and the two taking turns on two busy cores, in four runs: an exec of a
-// static true took 0.85 to 0.95 ms of CPU in client and server together where
-// net/http's took 1.05 to 1.18 (12 to 21 % less; p50 3 to 14 % less), a builtin
-// in a session 0.65 to 0.72 where it took 0.74 to 0.86 (9 to 21 % less; p50 10
-// to 18 % less). Should net/http come to do without those goroutines, this
-// package can go.
+// up` and the two taking turns on two cores, in seven runs: an exec of a static
+// true took 0.85 to 1.17 ms of CPU in client and server together where net/http's
+// took 1.05 to 1.40 (12 to 23 % less; p50 3 to 14 % less), a builtin in a session
+// 0.65 to 0.93 where it took 0.74 to 1.05 (9 to 21 % less; p50 9 to 18 % less).
+// Should net/http come to do without those goroutines, this package can go.
 package h1
 
 import (
