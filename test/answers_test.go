@@ -238,6 +238,7 @@ func TestApiserverSleeps(t *testing.T) {
 	// What it knows is what the other wrote.
 	c, err := client.New(client.Options{URL: one.url, APIKey: secret})
 	check(t, err)
+	defer c.Close()
 	if n := count(t, c); n != 0 {
 		t.Errorf("the new project has %d sandboxes", n)
 	}

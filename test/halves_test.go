@@ -48,6 +48,7 @@ func TestHalvesAsTwoProcesses(t *testing.T) {
 	check(t, err)
 	sess, err := sb.OpenSession(t.Context(), client.SessionOptions{})
 	check(t, err)
+	t.Cleanup(func() { _ = sess.Close(t.Context()) }) // its stream alone, by a context that has ended: so has the server
 	var out strings.Builder
 	_, err = sess.Run(t.Context(), "X=kept", 0, &out, nil)
 	check(t, err)
@@ -64,7 +65,9 @@ func TestHalvesAsTwoProcesses(t *testing.T) {
 		t.Errorf("attach: %+v, %v, %q", o, err, out.String())
 	}
 	out.Reset()
-	if _, err = sb.Session(sess.ID()).Run(t.Context(), "echo $X", 0, &out, nil); err != nil || out.String() != "kept\n" {
+	same := sb.Session(sess.ID())
+	t.Cleanup(func() { _ = same.Close(t.Context()) })
+	if _, err = same.Run(t.Context(), "echo $X", 0, &out, nil); err != nil || out.String() != "kept\n" {
 		t.Errorf("session: %q, %v", out.String(), err)
 	}
 
@@ -75,6 +78,7 @@ func TestHalvesAsTwoProcesses(t *testing.T) {
 	}
 	once, err := client.New(client.Options{URL: api.url, KeyFile: api.keyFile, Attempts: 1})
 	check(t, err)
+	defer once.Close()
 	if _, err := once.CreateSandbox(t.Context(), client.SandboxOptions{Backend: "fake"}); err == nil || dsec.CodeOf(err) != dsec.CodeUnavailable {
 		t.Errorf("create without an edge: %v", err)
 	}
