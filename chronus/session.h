@@ -8,12 +8,16 @@ struct session;
 
 // session_files are both ends of what a session's shell is driven by. The
 // shell runs a loop that reads a number from a pipe, sources the text of the
-// command from a file in memory, and writes the number and the status to
-// another pipe: nothing that a command prints is ever parsed.
+// command from a second one, and writes the number and the status to a third:
+// nothing that a command prints is ever parsed.
+//
+// All three are pipes, since these are all that we may share with processes of
+// an agent. Whoever has a file of another kind open, if only to read it, can
+// have its inode locked for as long as a write takes, and an ftruncate or a
+// write of ours would wait for that, with everything else that chronus does.
 struct session_files {
-	int text;            // in memory
-	int control, status; // ours
-	int child_control, child_status;
+	int control, status, text; // ours; of text the end that reads
+	int child_control, child_status, child_text;
 };
 
 extern int session_count;
