@@ -76,6 +76,15 @@ func (t *Tree) newGroup() (*Group, error) {
 	return g, nil
 }
 
+// The limits of chronus and of what serves the sandbox's files, together. The
+// memory is far more than the two take of their own, since chronus must not be
+// killed for it: the rest is what the kernel keeps of the files that were looked
+// at, and gives back.
+const (
+	initMemory = "268435456"
+	initPids   = "512"
+)
+
 // groupNameLen is the length of g, then 6 characters of the Tree and 8 of the group.
 const groupNameLen = 15
 
@@ -102,6 +111,12 @@ func (g *Group) makeDirs() error {
 	}
 	for _, d := range []string{"/init", "/work"} {
 		if err := g.mkdir(g.tree.v2, g.name+d); err != nil {
+			return err
+		}
+	}
+	// Nothing that an agent makes has its files' server take more than this.
+	for _, f := range []struct{ name, value string }{{"memory.max", initMemory}, {"pids.max", initPids}} {
+		if err := g.write("/init", f.name, f.value); err != nil {
 			return err
 		}
 	}

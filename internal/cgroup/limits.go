@@ -39,12 +39,15 @@ func (g *Group) setV2(l dsec.Limits) error {
 	if l.MilliCPU > 0 {
 		quota = strconv.FormatInt(quotaMicros(l.MilliCPU), 10)
 	}
+	period := strconv.FormatInt(cpuPeriod.Microseconds(), 10)
 	for _, f := range []struct{ name, value string }{
-		{"memory.max", orMax(l.MemoryBytes)},
-		{"pids.max", orMax(l.Pids)},
-		{"cpu.max", quota + " " + strconv.FormatInt(cpuPeriod.Microseconds(), 10)},
+		{work + "memory.max", orMax(l.MemoryBytes)},
+		{work + "pids.max", orMax(l.Pids)},
+		{work + "cpu.max", quota + " " + period},
+		// chronus and what serves files: as much CPU time again as the commands have.
+		{g.name + "/init/cpu.max", quota + " " + period},
 	} {
-		if err := writeAt(g.tree.v2, work+f.name, f.value); err != nil {
+		if err := writeAt(g.tree.v2, f.name, f.value); err != nil {
 			return err
 		}
 	}
