@@ -34,6 +34,7 @@
 package cgroup
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"errors"
@@ -337,4 +338,23 @@ func lookup(b []byte, key string) (int64, bool) {
 		}
 	}
 	return 0, false
+}
+
+// readPIDs reads the processes of a cgroup, of which there may be many.
+func readPIDs(dir int, name string) (pids []int, err error) {
+	fd, err := unix.Openat(dir, name+"/cgroup.procs", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("cgroup %s: %w", name, err)
+	}
+	f := os.NewFile(uintptr(fd), name)
+	defer f.Close()
+	lines := bufio.NewScanner(f)
+	for lines.Scan() {
+		pid, err := strconv.Atoi(lines.Text())
+		if err != nil {
+			return nil, fmt.Errorf("cgroup %s: %w", name, err)
+		}
+		pids = append(pids, pid)
+	}
+	return pids, lines.Err()
 }

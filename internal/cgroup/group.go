@@ -286,6 +286,21 @@ func (g *Group) Remove(ctx context.Context) error {
 	return nil
 }
 
+// CommandPIDs lists the processes of the commands that run.
+func (g *Group) CommandPIDs() (pids []int, err error) {
+	if !g.tree.layout.Unified {
+		return readPIDs(g.tree.v1["pids"], g.name)
+	}
+	for n := range g.CommandGroups() {
+		more, err := readPIDs(g.tree.v2, g.name+"/work/"+strconv.Itoa(n))
+		if err != nil {
+			return nil, err
+		}
+		pids = append(pids, more...)
+	}
+	return pids, nil
+}
+
 // Populated reports whether a process of the sandbox, chronus or a command, is left.
 func (g *Group) Populated() (bool, error) {
 	n, err := readKey(g.tree.v2, g.name+"/cgroup.events", "populated")

@@ -116,6 +116,20 @@ func (g *Group) setV1Memory(bytes int64) error {
 	return nil
 }
 
+// TCPExcess is how many bytes TCP buffers past the limit, which on v1 holds for
+// all but a little of each socket. On v2 they are part of the memory.
+func (g *Group) TCPExcess() (int64, error) {
+	if g.tree.layout.Unified {
+		return 0, nil
+	}
+	limit, err := readInt(g.tree.v1["memory"], g.name+"/memory.kmem.tcp.limit_in_bytes")
+	if err != nil {
+		return 0, err
+	}
+	used, err := readInt(g.tree.v1["memory"], g.name+"/memory.kmem.tcp.usage_in_bytes")
+	return max(used-limit, 0), err
+}
+
 func orMax(n int64) string {
 	if n <= 0 {
 		return "max"
