@@ -47,10 +47,13 @@ func TestProbe(t *testing.T) {
 func TestWhatProgramsSee(t *testing.T) {
 	s := newHost(t, nil).create()
 	for script, want := range map[string]string{
-		"nproc":                                 "1",
-		"grep -c ^processor /proc/cpuinfo":      "1",
-		"cat /sys/devices/system/cpu/online":    "0",
-		"grep MemTotal /proc/meminfo":           "MemTotal:         131072 kB",
+		"nproc":                              "1",
+		"grep -c ^processor /proc/cpuinfo":   "1",
+		"cat /sys/devices/system/cpu/online": "0",
+		"grep MemTotal /proc/meminfo":        "MemTotal:         131072 kB",
+		"cat /proc/loadavg":                  "0.00 0.00 0.00 1/1 1",
+		"grep ^cpu /proc/stat":               "cpu  0 0 0 0 0 0 0 0 0 0\ncpu0 0 0 0 0 0 0 0 0 0 0",
+		"echo 1 2>/dev/null > /proc/loadavg; echo 1 2>/dev/null > /proc/stat; cut -c 1-4 /proc/loadavg": "0.00",
 		"hostname":                              "sandbox",
 		"cat /etc/hostname":                     "sandbox",
 		"id -u":                                 "0",
