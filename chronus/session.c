@@ -1,25 +1,19 @@
 #define _GNU_SOURCE
 #include "session.h"
 
-#include "sys.h"
+#include "text.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 // How long the shell of a session has to come back after the processes of its
 // command were killed, and how often they are looked for.
 #define INTERRUPT_EVERY (50 * MILLISECOND)
 #define INTERRUPT_TRIES 20
-
-// MAX_PIPE is what a pipe holds where a process of the sandbox made it larger,
-// unless the host allows more than it does by default.
-#define MAX_PIPE (1u << 20)
 
 // The loops that the shells run. The text is sourced by a path that opens the
 // pipe anew, and ends where nobody has the other end open any more. The function
@@ -65,9 +59,7 @@ struct session {
 	bool open;         // and not closed
 	struct session_files files;
 	struct watch status; // of files.status
-	struct watch feed;   // what the text goes into; fd -1: all of it went
-	char *rest;          // of the text that has not gone
-	size_t rest_off, rest_len;
+	struct text text;    // of the command under way
 	uint64_t last;       // number of the last command
 	struct run run;
 	struct timer timeout, interrupt;
@@ -78,7 +70,7 @@ int session_count; // holding a place: open, or being opened
 static struct session *sessions;
 
 static void on_status(struct watch *w, uint32_t events);
-static void on_feed(struct watch *w, uint32_t events);
+static void on_text_broken(struct text *t);
 static void on_timeout(struct timer *t);
 static void on_interrupt(struct timer *t);
 
@@ -95,19 +87,12 @@ static void forget(struct session *s) {
 	s->open = false;
 }
 
-static void feed_end(struct session *s) {
-	watch_close(&s->feed);
-	free(s->rest);
-	s->rest = NULL;
-}
-
 static void free_session(struct session *s) {
 	forget(s);
 	timer_stop(&s->timeout);
 	timer_stop(&s->interrupt);
 	watch_close(&s->status);
-	feed_end(s);
-	close_fd(&s->files.text);
+	text_close(&s->text);
 	close_fd(&s->files.control);
 	close_fd(&s->files.child_control);
 	close_fd(&s->files.child_status);
@@ -130,34 +115,9 @@ static struct session *find(struct str id, struct err *e) {
 
 // ---- open ----
 
-// reopen opens a pipe of ours once more. Neither end that a shell or a command
-// has is ever ours too: they could take O_NONBLOCK from it.
-static int reopen(int fd, int flags) {
-	static int dir = -1; // of our descriptors
-	char name[32];
-	if (dir < 0) {
-		struct open_how_ how = {.flags = O_PATH | O_DIRECTORY | O_CLOEXEC, .resolve = RESOLVE_NO_SYMLINKS_};
-		snprintf(name, sizeof name, "/proc/%d/fd", (int)getpid());
-		dir = sys_openat2(AT_FDCWD, name, &how);
-	}
-	snprintf(name, sizeof name, "%d", fd);
-	return openat(dir, name, flags | O_CLOEXEC);
-}
-
-// open_text makes the pipe of the texts, which the shell opens as its own user.
-static bool open_text(struct session_files *f, struct err *e) {
+static bool open_files(struct session_files *f, struct text *text, struct err *e) {
 	int fds[2];
-	if (!pipe_new(fds, 0, e))
-		return false;
-	close(fds[1]);
-	f->text = fds[0];
-	f->child_text = fchmod(f->text, 0644) == 0 ? reopen(f->text, O_RDONLY) : -1;
-	return f->child_text >= 0 || err_set(e, EXHAUSTED, "", "no pipe for the session: %s", errno_text(errno));
-}
-
-static bool open_files(struct session_files *f, struct err *e) {
-	int fds[2];
-	if (!open_text(f, e) || !pipe_new(fds, 1, e))
+	if (!text_open(text, &f->child_text, e) || !pipe_new(fds, 1, e))
 		return false;
 	f->child_control = fds[0];
 	f->control = fds[1];
@@ -177,15 +137,15 @@ void session_open(struct conn *c, const struct start *start) {
 		return;
 	}
 	struct session *s = xcalloc(sizeof *s);
-	s->files = (struct session_files){-1, -1, -1, -1, -1, -1};
-	s->feed = (struct watch){.fd = -1, .ready = on_feed};
+	s->files = (struct session_files){-1, -1, -1, -1, -1};
+	s->text = (struct text){.fd = -1, .feed.fd = -1, .broken = on_text_broken};
 	s->timeout.fire = on_timeout;
 	s->interrupt.fire = on_interrupt;
 	snprintf(s->id, sizeof s->id, "s%llu", (unsigned long long)++last_id);
 	s->next = sessions; // holds the place
 	sessions = s;
 	session_count++;
-	bool ok = open_files(&s->files, &e);
+	bool ok = open_files(&s->files, &s->text, &e);
 	s->status = (struct watch){.fd = s->files.status, .ready = on_status};
 	if (ok && (s->p = process_start(c, start, s, &e))) {
 		close_fd(&s->files.child_control);
@@ -234,72 +194,14 @@ void put_sessions(struct buf *b) {
 
 // ---- run ----
 
-// feed writes what the pipe takes, and ends it where that was all. False: it
-// cannot go on.
-static bool feed(struct session *s, const char *text, size_t n, size_t *done) {
-	*done = 0;
-	while (*done < n) {
-		ssize_t k = write(s->feed.fd, text + *done, n - *done);
-		if (k < 0 && errno == EAGAIN)
-			return watch_set(&s->feed, EPOLLOUT);
-		if (k < 0 && errno != EINTR)
-			return false;
-		*done += k > 0 ? (size_t)k : 0;
-	}
-	feed_end(s);
-	return true;
-}
-
-static void on_feed(struct watch *w, uint32_t events) {
-	struct session *s = container_of(w, struct session, feed);
-	size_t n;
-	(void)events;
-	if (!feed(s, s->rest + s->rest_off, s->rest_len - s->rest_off, &n)) {
-		process_kill(s->p);
-		feed_end(s);
-	}
-	s->rest_off += n;
-}
-
-// clear_text takes away what the shell has not read of the text: shells read as
-// they go, and a command may end them early. False: there is always more, for
-// processes of the sandbox may open the pipe too.
-static bool clear_text(struct session *s) {
-	static char scratch[MAX_CHUNK];
-	feed_end(s);
-	for (unsigned i = 0; i < MAX_PIPE / MAX_CHUNK + 1; i++) {
-		ssize_t n = read(s->files.text, scratch, sizeof scratch);
-		if (n <= 0 && !(n < 0 && errno == EINTR))
-			return true;
-	}
-	return false;
-}
-
-// set_text lets the shell read a text, of which there is none.
-static bool set_text(struct session *s, struct str text) {
-	size_t n = 0;
-	s->feed.fd = reopen(s->files.text, O_WRONLY | O_NONBLOCK);
-	bool ok = s->feed.fd >= 0 && feed(s, text.s, text.n, &n);
-	if (ok && n == text.n)
-		return true;
-	s->rest_off = 0;
-	s->rest_len = text.n - n;
-	s->rest = ok ? malloc(s->rest_len) : NULL;
-	if (s->rest) {
-		memcpy(s->rest, text.s + n, s->rest_len);
-		return true;
-	}
-	if (!clear_text(s))
-		process_kill(s->p);
-	return false;
-}
+static void on_text_broken(struct text *t) { process_kill(container_of(t, struct session, text)->p); }
 
 // begin hands a command to the shell, which is free.
 static void begin(struct session *s, struct conn *c, const struct session_command *cmd) {
 	struct process *p = s->p;
 	struct run *r = &s->run;
 	struct err e;
-	if (!set_text(s, cmd->text)) {
+	if (!text_put(&s->text, cmd->text)) {
 		err_set(&e, EXHAUSTED, "", "no memory for the command: %s", errno_text(errno));
 		conn_refuse(c, &e);
 		return;
@@ -394,7 +296,7 @@ static void complete(struct session *s, const struct outcome *shell) {
 	p->limit = 0;
 	timer_stop(&s->timeout);
 	timer_stop(&s->interrupt);
-	if (!clear_text(s))
+	if (!text_clear(&s->text))
 		process_kill(p);
 	struct conn *c = r->reader;
 	free(r->before);

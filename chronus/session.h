@@ -10,13 +10,8 @@ struct session;
 // shell runs a loop that reads a number from a pipe, sources the text of the
 // command from a second one, and writes the number and the status to a third:
 // nothing that a command prints is ever parsed.
-//
-// All three are pipes, since these are all that we may share with processes of
-// an agent. Whoever has a file of another kind open, if only to read it, can
-// have its inode locked for as long as a write takes, and an ftruncate or a
-// write of ours would wait for that, with everything else that chronus does.
 struct session_files {
-	int control, status, text; // ours; of text the end that reads
+	int control, status; // ours; text.h has that of the text
 	int child_control, child_status, child_text;
 };
 
