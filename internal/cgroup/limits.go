@@ -116,6 +116,14 @@ func (g *Group) setV1Memory(bytes int64) error {
 	return nil
 }
 
+// Memory is how many bytes are charged to the commands now.
+func (g *Group) Memory() (int64, error) {
+	if g.tree.layout.Unified {
+		return readInt(g.tree.v2, g.name+"/work/memory.current")
+	}
+	return readInt(g.tree.v1["memory"], g.name+"/memory.usage_in_bytes")
+}
+
 // TCPExcess is how many bytes TCP buffers past the limit, which on v1 holds for
 // all but a little of each socket. On v2 they are part of the memory.
 func (g *Group) TCPExcess() (int64, error) {

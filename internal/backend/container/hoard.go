@@ -3,9 +3,11 @@ package container
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"slices"
 	"strconv"
@@ -91,15 +93,22 @@ func fieldAfter(path, start, name string) (int64, error) {
 	return 0, fmt.Errorf("%s: no line %s with %s", path, start, name)
 }
 
-// endHoards ends each sandbox that has too much.
+// endHoards ends each sandbox that has too much. Those with the most memory come
+// first: the kernel has one table of the netlink sockets of all, and whoever has
+// many has much else that is charged.
 func (b *Backend) endHoards() {
 	b.mu.Lock()
-	live := make([]*instance, 0, len(b.live))
+	memory := make(map[*instance]int64, len(b.live))
 	for _, i := range b.live {
-		live = append(live, i)
+		memory[i] = 0
 	}
 	b.mu.Unlock()
-	for _, i := range live {
+	for i := range memory {
+		if sh := i.shell(); sh != nil {
+			memory[i], _ = sh.group.Memory()
+		}
+	}
+	for _, i := range slices.SortedFunc(maps.Keys(memory), func(x, y *instance) int { return cmp.Compare(memory[y], memory[x]) }) {
 		if what := i.hoard(); what != "" {
 			b.log.Warn("sandbox takes the host's memory", "sandbox", i.id, "what", what)
 			i.endFor(fmt.Sprintf("it took more than %d MiB of the host's memory for %s, which no limit of the sandbox counts", hoardLimit>>20, what))
@@ -107,12 +116,20 @@ func (b *Backend) endHoards() {
 	}
 }
 
+// shell is the instance's container, or nil where it has none.
+func (i *instance) shell() *shell {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.sh == nil || i.sh.proc == nil || i.sh.group == nil {
+		return nil
+	}
+	return i.sh
+}
+
 // hoard tells what the instance has too much of, or nothing.
 func (i *instance) hoard() string {
-	i.mu.Lock()
-	sh := i.sh
-	i.mu.Unlock()
-	if sh == nil || sh.proc == nil {
+	sh := i.shell()
+	if sh == nil {
 		return ""
 	}
 	// The namespace is that of PID 1 even where the number is used again: then it
