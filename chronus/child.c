@@ -87,7 +87,7 @@ static void close_files(struct plan *p) {
 	if (p->session) {
 		keep[n++] = p->session->child_control;
 		keep[n++] = p->session->child_status;
-		keep[n++] = p->session->text;
+		keep[n++] = p->session->child_text;
 	}
 	// By way of higher numbers, since one of ours may be where another goes.
 	int high = p->session ? SESSION_BASH_FD + 3 : TOLD_FD + 1;

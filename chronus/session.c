@@ -1,12 +1,13 @@
 #define _GNU_SOURCE
 #include "session.h"
 
+#include "text.h"
+
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 // How long the shell of a session has to come back after the processes of its
@@ -14,8 +15,9 @@
 #define INTERRUPT_EVERY (50 * MILLISECOND)
 #define INTERRUPT_TRIES 20
 
-// The loops that the shells run. The text is sourced by a path that opens it
-// anew, at its start. The function gives a command the $? of the one before.
+// The loops that the shells run. The text is sourced by a path that opens the
+// pipe anew, and ends where nobody has the other end open any more. The function
+// gives a command the $? of the one before.
 // "command" keeps a POSIX shell alive where the text has a syntax error.
 const char session_bash_loop[] = "__dsec_status() { return \"$1\"; }\n"
 				 "__dsec_s=0\n"
@@ -57,6 +59,7 @@ struct session {
 	bool open;         // and not closed
 	struct session_files files;
 	struct watch status; // of files.status
+	struct text text;    // of the command under way
 	uint64_t last;       // number of the last command
 	struct run run;
 	struct timer timeout, interrupt;
@@ -67,6 +70,7 @@ int session_count; // holding a place: open, or being opened
 static struct session *sessions;
 
 static void on_status(struct watch *w, uint32_t events);
+static void on_text_broken(struct text *t);
 static void on_timeout(struct timer *t);
 static void on_interrupt(struct timer *t);
 
@@ -88,10 +92,11 @@ static void free_session(struct session *s) {
 	timer_stop(&s->timeout);
 	timer_stop(&s->interrupt);
 	watch_close(&s->status);
-	close_fd(&s->files.text);
+	text_close(&s->text);
 	close_fd(&s->files.control);
 	close_fd(&s->files.child_control);
 	close_fd(&s->files.child_status);
+	close_fd(&s->files.child_text);
 	free(s->run.before);
 	free(s);
 }
@@ -110,12 +115,9 @@ static struct session *find(struct str id, struct err *e) {
 
 // ---- open ----
 
-static bool open_files(struct session_files *f, struct err *e) {
+static bool open_files(struct session_files *f, struct text *text, struct err *e) {
 	int fds[2];
-	f->text = memfd_create("command", MFD_CLOEXEC);
-	if (f->text < 0)
-		return err_set(e, EXHAUSTED, "", "no file for the session: %s", errno_text(errno));
-	if (!pipe_new(fds, 1, e))
+	if (!text_open(text, &f->child_text, e) || !pipe_new(fds, 1, e))
 		return false;
 	f->child_control = fds[0];
 	f->control = fds[1];
@@ -136,17 +138,19 @@ void session_open(struct conn *c, const struct start *start) {
 	}
 	struct session *s = xcalloc(sizeof *s);
 	s->files = (struct session_files){-1, -1, -1, -1, -1};
+	s->text = (struct text){.fd = -1, .feed.fd = -1, .broken = on_text_broken};
 	s->timeout.fire = on_timeout;
 	s->interrupt.fire = on_interrupt;
 	snprintf(s->id, sizeof s->id, "s%llu", (unsigned long long)++last_id);
 	s->next = sessions; // holds the place
 	sessions = s;
 	session_count++;
-	bool ok = open_files(&s->files, &e);
+	bool ok = open_files(&s->files, &s->text, &e);
 	s->status = (struct watch){.fd = s->files.status, .ready = on_status};
 	if (ok && (s->p = process_start(c, start, s, &e))) {
 		close_fd(&s->files.child_control);
 		close_fd(&s->files.child_status);
+		close_fd(&s->files.child_text);
 		return;
 	}
 	free_session(s);
@@ -190,24 +194,14 @@ void put_sessions(struct buf *b) {
 
 // ---- run ----
 
-static bool set_text(struct session *s, struct str text) {
-	if (ftruncate(s->files.text, 0) != 0)
-		return false;
-	for (size_t done = 0; done < text.n;) {
-		ssize_t n = pwrite(s->files.text, text.s + done, text.n - done, (off_t)done);
-		if (n <= 0)
-			return false;
-		done += (size_t)n;
-	}
-	return true;
-}
+static void on_text_broken(struct text *t) { process_kill(container_of(t, struct session, text)->p); }
 
 // begin hands a command to the shell, which is free.
 static void begin(struct session *s, struct conn *c, const struct session_command *cmd) {
 	struct process *p = s->p;
 	struct run *r = &s->run;
 	struct err e;
-	if (!set_text(s, cmd->text)) {
+	if (!text_put(&s->text, cmd->text)) {
 		err_set(&e, EXHAUSTED, "", "no memory for the command: %s", errno_text(errno));
 		conn_refuse(c, &e);
 		return;
@@ -302,7 +296,7 @@ static void complete(struct session *s, const struct outcome *shell) {
 	p->limit = 0;
 	timer_stop(&s->timeout);
 	timer_stop(&s->interrupt);
-	if (ftruncate(s->files.text, 0) != 0) // gives the memory back
+	if (!text_clear(&s->text))
 		process_kill(p);
 	struct conn *c = r->reader;
 	free(r->before);

@@ -8,12 +8,11 @@ struct session;
 
 // session_files are both ends of what a session's shell is driven by. The
 // shell runs a loop that reads a number from a pipe, sources the text of the
-// command from a file in memory, and writes the number and the status to
-// another pipe: nothing that a command prints is ever parsed.
+// command from a second one, and writes the number and the status to a third:
+// nothing that a command prints is ever parsed.
 struct session_files {
-	int text;            // in memory
-	int control, status; // ours
-	int child_control, child_status;
+	int control, status; // ours; text.h has that of the text
+	int child_control, child_status, child_text;
 };
 
 extern int session_count;

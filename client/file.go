@@ -122,11 +122,27 @@ func (s *Sandbox) Read(ctx context.Context, path string, offset, length int64, w
 	return s.c.receive(stream, err, w, dsecv1connect.FileServiceReadProcedure)
 }
 
-// ReadFile returns a whole file.
+// MaxReadFile is how many bytes ReadFile takes into memory. A file may say that
+// it is as large as it likes: one without a single byte on the sandbox's disk can
+// have a size of terabytes, all zeros.
+const MaxReadFile = 256 << 20
+
+// ReadFile returns a whole file. One of more than MaxReadFile bytes is invalid;
+// Read takes it.
 func (s *Sandbox) ReadFile(ctx context.Context, path string) ([]byte, error) {
 	var b bytes.Buffer
-	_, err := s.Read(ctx, path, 0, 0, &b)
-	return b.Bytes(), err
+	n, err := s.Read(ctx, path, 0, MaxReadFile+1, &b)
+	if err != nil {
+		return b.Bytes(), err
+	}
+	if n > MaxReadFile { // not looked at before: files of /proc do not tell their size
+		info, err := s.Stat(ctx, path)
+		if err != nil {
+			return nil, err
+		}
+		return nil, dsec.Invalid("path", "%s has %d bytes, and ReadFile takes at most %d: use Read", path, max(info.Size, n), MaxReadFile)
+	}
+	return b.Bytes(), nil
 }
 
 // Download copies a tar of a file or a directory to w.

@@ -14,6 +14,7 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 
+	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/client"
 	"github.com/opendsec/dsec/internal/cgroup"
 	"github.com/opendsec/dsec/internal/chronusbin"
@@ -162,4 +163,28 @@ func TestCommandsGoOnThroughACrash(t *testing.T) {
 	if err != nil || o.Code != 5 || o.Claimed || out.String() != "before\nafter\n" {
 		t.Errorf("%+v, %v, %q", o, err, out.String())
 	}
+}
+
+// A file without a byte on the disk may say that it has a terabyte: whoever asks
+// for all of it is told so, and does not run out of memory.
+func TestAFileTooLargeForMemory(t *testing.T) {
+	testutil.Require(t, testutil.Root, testutil.EROFS, testutil.Overlay, testutil.Program("busybox"))
+	cl := containers(t).client(t)
+	_, _, err := cl.ImportLayer(t.Context(), "base", "", bytes.NewReader(busyboxTar(t)))
+	check(t, err)
+	sb, err := cl.CreateSandbox(t.Context(), client.SandboxOptions{Layers: []string{"base"}})
+	check(t, err)
+	if _, o, err := sb.Command("/bin/busybox", "truncate", "-s", "1099511627776", "/tmp/huge").Output(t.Context()); err != nil || o.Code != 0 {
+		t.Fatal(o, err)
+	}
+	got, err := sb.ReadFile(t.Context(), "/tmp/huge")
+	var e *dsec.Error
+	if !errors.As(err, &e) || e.Code != dsec.CodeInvalid || !strings.Contains(e.Message, "1099511627776 bytes") || len(got) != 0 {
+		t.Errorf("%d bytes, %v; want invalid, with the size", len(got), err)
+	}
+	var b bytes.Buffer
+	if n, err := sb.Read(t.Context(), "/tmp/huge", 1<<39, 10, &b); err != nil || n != 10 {
+		t.Errorf("a part: %d bytes, %v", n, err)
+	}
+	check(t, sb.Kill(t.Context()))
 }

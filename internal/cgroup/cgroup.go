@@ -6,17 +6,19 @@
 // the top of each hierarchy in use; a Group is one sandbox; a CommandGroup is
 // one command of it, so that a kill gets every descendant and an OOM is told
 // for the command it hit. chronus, PID 1 of the sandbox, is in the Group but
-// outside its limits: whatever the commands do, it answers.
+// outside its limits: whatever the commands do, it answers. What serves the
+// sandbox's files is inside, but for the limit of processes; on a Unified host it
+// is with chronus, under limits of their own.
 //
-//	Unified:  v2      <name>/<group>/init            chronus
+//	Unified:  v2      <name>/<group>/init            chronus, its files' server; limits
 //	          v2      <name>/<group>/work            the limits
 //	          v2      <name>/<group>/work/<n>        commands
-//	Hybrid:   v2      <name>/<group>                 chronus; kill, identity
+//	Hybrid:   v2      <name>/<group>                 both of these; kill, identity
 //	          v2      <name>/<group>/<n>             commands
-//	          memory  <name>/<group>                 the limit
+//	          memory  <name>/<group>                 the limit; the files' server
 //	          memory  <name>/<group>/<n>             commands
 //	          pids    <name>/<group>                 commands; the limit
-//	          cpu     <name>/<group>                 commands; the limit
+//	          cpu     <name>/<group>                 commands, the files' server; the limit
 //
 // Cost decides how a process gets in. Moving a process by cgroup.procs takes a
 // lock that waits for an RCU grace period unless another move was just made:
@@ -32,6 +34,7 @@
 package cgroup
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"errors"
@@ -335,4 +338,23 @@ func lookup(b []byte, key string) (int64, bool) {
 		}
 	}
 	return 0, false
+}
+
+// readPIDs reads the processes of a cgroup, of which there may be many.
+func readPIDs(dir int, name string) (pids []int, err error) {
+	fd, err := unix.Openat(dir, name+"/cgroup.procs", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("cgroup %s: %w", name, err)
+	}
+	f := os.NewFile(uintptr(fd), name)
+	defer f.Close()
+	lines := bufio.NewScanner(f)
+	for lines.Scan() {
+		pid, err := strconv.Atoi(lines.Text())
+		if err != nil {
+			return nil, fmt.Errorf("cgroup %s: %w", name, err)
+		}
+		pids = append(pids, pid)
+	}
+	return pids, lines.Err()
 }

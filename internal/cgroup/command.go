@@ -18,9 +18,12 @@ import (
 // where Dir is -1, by writing "0" to Procs before it execs; then it writes "0"
 // to each of Join. It must do so while it has a single thread.
 type CommandGroup struct {
-	Dir   int   // the v2 directory, O_PATH; -1 where a process may not be cloned into it
-	Procs int   // the v2 cgroup.procs: works always, and stalls for 5 ms where no other move was just made
-	Join  []int // v1 tasks files, to which "0" is written; empty on a Unified host
+	Dir   int // the v2 directory, O_PATH; -1 where a process may not be cloned into it
+	Procs int // the v2 cgroup.procs: works always, and stalls for 5 ms where no other move was just made
+	// Join is v1 tasks files, to which "0" is written: of memory, cpu and pids;
+	// empty on a Unified host. What serves the sandbox's files joins the first
+	// command group's but for pids, where a fork bomb would keep it out.
+	Join []int
 	// Kill ends every process of the command when "1" is written to it.
 	Kill int
 	// Events is the v2 cgroup.events: "populated 0" once no process is left.
@@ -91,8 +94,8 @@ func (g *Group) AddCommandGroup() (_ *CommandGroup, err error) {
 	if hybrid {
 		c.Join = []int{-1, -1, -1}
 		open(&c.Join[0], g.tree.v1["memory"], memory+"/tasks", unix.O_WRONLY)
-		open(&c.Join[1], g.tree.v1["pids"], g.name+"/tasks", unix.O_WRONLY)
-		open(&c.Join[2], g.tree.v1["cpu"], g.name+"/tasks", unix.O_WRONLY)
+		open(&c.Join[1], g.tree.v1["cpu"], g.name+"/tasks", unix.O_WRONLY)
+		open(&c.Join[2], g.tree.v1["pids"], g.name+"/tasks", unix.O_WRONLY)
 		open(&c.OOM, g.tree.v1["memory"], memory+"/memory.oom_control", unix.O_RDONLY)
 	} else {
 		open(&c.OOM, g.tree.v2, v2+"/memory.events", unix.O_RDONLY)

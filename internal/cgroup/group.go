@@ -76,6 +76,15 @@ func (t *Tree) newGroup() (*Group, error) {
 	return g, nil
 }
 
+// The limits of chronus and of what serves the sandbox's files, together. The
+// memory is far more than the two take of their own, since chronus must not be
+// killed for it: the rest is what the kernel keeps of the files that were looked
+// at, and gives back.
+const (
+	initMemory = "268435456"
+	initPids   = "512"
+)
+
 // groupNameLen is the length of g, then 6 characters of the Tree and 8 of the group.
 const groupNameLen = 15
 
@@ -102,6 +111,12 @@ func (g *Group) makeDirs() error {
 	}
 	for _, d := range []string{"/init", "/work"} {
 		if err := g.mkdir(g.tree.v2, g.name+d); err != nil {
+			return err
+		}
+	}
+	// Nothing that an agent makes has its files' server take more than this.
+	for _, f := range []struct{ name, value string }{{"memory.max", initMemory}, {"pids.max", initPids}} {
+		if err := g.write("/init", f.name, f.value); err != nil {
 			return err
 		}
 	}
@@ -269,6 +284,21 @@ func (g *Group) Remove(ctx context.Context) error {
 	}
 	g.removed = true
 	return nil
+}
+
+// CommandPIDs lists the processes of the commands that run.
+func (g *Group) CommandPIDs() (pids []int, err error) {
+	if !g.tree.layout.Unified {
+		return readPIDs(g.tree.v1["pids"], g.name)
+	}
+	for n := range g.CommandGroups() {
+		more, err := readPIDs(g.tree.v2, g.name+"/work/"+strconv.Itoa(n))
+		if err != nil {
+			return nil, err
+		}
+		pids = append(pids, more...)
+	}
+	return pids, nil
 }
 
 // Populated reports whether a process of the sandbox, chronus or a command, is left.

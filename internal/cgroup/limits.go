@@ -39,12 +39,15 @@ func (g *Group) setV2(l dsec.Limits) error {
 	if l.MilliCPU > 0 {
 		quota = strconv.FormatInt(quotaMicros(l.MilliCPU), 10)
 	}
+	period := strconv.FormatInt(cpuPeriod.Microseconds(), 10)
 	for _, f := range []struct{ name, value string }{
-		{"memory.max", orMax(l.MemoryBytes)},
-		{"pids.max", orMax(l.Pids)},
-		{"cpu.max", quota + " " + strconv.FormatInt(cpuPeriod.Microseconds(), 10)},
+		{work + "memory.max", orMax(l.MemoryBytes)},
+		{work + "pids.max", orMax(l.Pids)},
+		{work + "cpu.max", quota + " " + period},
+		// chronus and what serves files: as much CPU time again as the commands have.
+		{g.name + "/init/cpu.max", quota + " " + period},
 	} {
-		if err := writeAt(g.tree.v2, work+f.name, f.value); err != nil {
+		if err := writeAt(g.tree.v2, f.name, f.value); err != nil {
 			return err
 		}
 	}
@@ -111,6 +114,28 @@ func (g *Group) setV1Memory(bytes int64) error {
 		return err
 	}
 	return nil
+}
+
+// Memory is how many bytes are charged to the commands now.
+func (g *Group) Memory() (int64, error) {
+	if g.tree.layout.Unified {
+		return readInt(g.tree.v2, g.name+"/work/memory.current")
+	}
+	return readInt(g.tree.v1["memory"], g.name+"/memory.usage_in_bytes")
+}
+
+// TCPExcess is how many bytes TCP buffers past the limit, which on v1 holds for
+// all but a little of each socket. On v2 they are part of the memory.
+func (g *Group) TCPExcess() (int64, error) {
+	if g.tree.layout.Unified {
+		return 0, nil
+	}
+	limit, err := readInt(g.tree.v1["memory"], g.name+"/memory.kmem.tcp.limit_in_bytes")
+	if err != nil {
+		return 0, err
+	}
+	used, err := readInt(g.tree.v1["memory"], g.name+"/memory.kmem.tcp.usage_in_bytes")
+	return max(used-limit, 0), err
 }
 
 func orMax(n int64) string {

@@ -65,11 +65,15 @@ type Rlimit struct {
 // Group is a control group for one command at a time, by descriptors that the
 // host opened. -1 stands for one that is not there.
 type Group struct {
-	Dir    int   // v2 directory to clone the command into (CLONE_INTO_CGROUP)
-	Procs  []int // cgroup.procs (v1: tasks' cgroup.procs), one per hierarchy, open for writing
-	Kill   int   // cgroup.kill of v2, open for writing
-	Events int   // cgroup.events of v2, open for reading: "populated N" tells whether it is free
-	OOM    int   // memory.oom_control (v1) or memory.events (v2), open for reading: a line "oom_kill N"
+	Dir int // v2 directory to clone the command into (CLONE_INTO_CGROUP)
+	// Procs is cgroup.procs (v1: tasks), one per hierarchy, open for writing; where
+	// Dir is -1 the first is that of v2. Chronus-files joins those of v1 of the first
+	// group, but for the last: it has a share of the sandbox's memory and CPU time
+	// and is no process of a command.
+	Procs  []int
+	Kill   int // cgroup.kill of v2, open for writing
+	Events int // cgroup.events of v2, open for reading: "populated N" tells whether it is free
+	OOM    int // memory.oom_control (v1) or memory.events (v2), open for reading: a line "oom_kill N"
 }
 
 // Limits of a setup.

@@ -9,12 +9,17 @@ import (
 	"time"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/chronusapi"
 	"golang.org/x/sys/unix"
 )
 
-// maxLinks bounds how many files with several names are remembered, so that
-// the second name becomes a hard link. Past it each is a file of its own.
-const maxLinks = 16 << 10
+// maxLinks and maxLinkBytes bound how many files with several names are
+// remembered, and what their names take, so that the second name becomes a hard
+// link. Past it each is a file of its own.
+const (
+	maxLinks     = 16 << 10
+	maxLinkBytes = 2 << 20
+)
 
 // Download implements chronusapi.FileHandler. The names in the tar are relative to
 // the directory, which is "./"; a file is alone under its own name. Sockets
@@ -49,9 +54,10 @@ func (*Files) Download(ctx context.Context, name string, w io.Writer) error {
 type fileID struct{ dev, ino uint64 }
 
 type download struct {
-	ctx   context.Context
-	tw    *tar.Writer
-	links map[fileID]string
+	ctx       context.Context
+	tw        *tar.Writer
+	links     map[fileID]string
+	linkBytes int
 }
 
 // dir writes a directory, which at and name lead to, and all below it.
@@ -69,7 +75,7 @@ func (d *download) dir(at int, name, as string, st *unix.Stat_t, depth int) erro
 	}
 	fd := fdOf(f)
 	for {
-		names, err := f.Readdirnames(256)
+		names, err := f.Readdirnames(batch)
 		for _, n := range names {
 			if err := d.ctx.Err(); err != nil {
 				return err
@@ -125,8 +131,9 @@ func (d *download) file(at int, name, as string) error {
 		if first, ok := d.links[id]; ok {
 			return d.header(&st, as, tar.TypeLink, 0, first)
 		}
-		if len(d.links) < maxLinks {
+		if len(d.links) < maxLinks && d.linkBytes+len(as) <= maxLinkBytes {
 			d.links[id] = as
+			d.linkBytes += len(as)
 		}
 	}
 	if err := d.header(&st, as, tar.TypeReg, st.Size, ""); err != nil {
@@ -143,6 +150,9 @@ func (d *download) file(at int, name, as string) error {
 }
 
 func (d *download) header(st *unix.Stat_t, name string, typ byte, size int64, target string) error {
+	if len(name) >= chronusapi.MaxPath { // Upload takes none, and no program opens one
+		return dsec.Errorf(dsec.CodeInvalid, "%s... is a path of %d bytes, and at most %d can be in a tar", shown(name), len(name), chronusapi.MaxPath-1)
+	}
 	h := &tar.Header{
 		Typeflag: typ, Name: name, Linkname: target, Size: size, Mode: int64(st.Mode & 0o7777),
 		Uid: int(st.Uid), Gid: int(st.Gid), ModTime: time.Unix(st.Mtim.Sec, 0), Format: tar.FormatUnknown,

@@ -260,6 +260,9 @@ func (*Files) Rename(_ context.Context, from, to string) error {
 // holds a descriptor.
 const maxDepth = 512
 
+// batch is how many names of a directory such calls hold at each level.
+const batch = 64
+
 var errTooDeep = dsec.Errorf(dsec.CodeInvalid, "the tree is more than %d directories deep", maxDepth)
 
 // Remove implements chronusapi.FileHandler.
@@ -302,7 +305,7 @@ func removeTree(ctx context.Context, at int, name string, depth int) error {
 			if err := ctx.Err(); err != nil {
 				return err
 			}
-			names, rerr := dir.Readdirnames(256)
+			names, rerr := dir.Readdirnames(batch)
 			for _, n := range names {
 				err := unix.Unlinkat(fd, n, 0)
 				if err == unix.EISDIR || err == unix.EPERM {

@@ -71,6 +71,9 @@ func try() {
 		"io_uring_setup":       {unix.SYS_IO_URING_SETUP, 0, 0},
 		"a call of tomorrow":   {600},
 		"ptrace of no process": {unix.SYS_PTRACE, unix.PTRACE_ATTACH, 1 << 30},
+		"sync":                 {unix.SYS_SYNC},
+		"filter of a socket":   {unix.SYS_SETSOCKOPT, fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER},
+		"option of a socket":   {unix.SYS_SETSOCKOPT, fd, unix.SOL_SOCKET, unix.SO_REUSEADDR},
 	}
 	result := map[string][3]string{}
 	for stage, filter := range [][]unix.SockFilter{nil, Filter(), ChildFilter()} {
@@ -123,6 +126,9 @@ func TestFiltersInAProcess(t *testing.T) {
 		"io_uring_setup":       {"", "EPERM", "EPERM"},
 		"a call of tomorrow":   {"ENOSYS", "ENOSYS", "ENOSYS"},
 		"ptrace of no process": {"ESRCH", "ESRCH", "ESRCH"},
+		"sync":                 {"ok", "ok", "ok"},
+		"filter of a socket":   {"ENOTSOCK", "ENOPROTOOPT", "ENOPROTOOPT"},
+		"option of a socket":   {"ENOTSOCK", "ENOTSOCK", "ENOTSOCK"},
 	}
 	for name, w := range want {
 		for stage, filters := range []string{"no filter", "Filter", "Filter and ChildFilter"} {

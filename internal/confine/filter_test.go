@@ -189,6 +189,15 @@ func TestPolicyHolds(t *testing.T) {
 		"READ_IMPLIES_EXEC":                   {sys("personality", 0x400000), eperm},
 		"personality with ADDR_COMPAT_LAYOUT": {sys("personality", 0x200000), eperm},
 
+		"sync":                     {sys("sync"), errno(0)}, // done, without being run
+		"syncfs":                   {sys("syncfs", 3), allow},
+		"fsync":                    {sys("fsync", 3), allow},
+		"SO_ATTACH_FILTER":         {sys("setsockopt", 3, unix.SOL_SOCKET, 26), errno(unix.ENOPROTOOPT)},
+		"SO_ATTACH_FILTER, bit 32": {sys("setsockopt", 3, 1<<32|unix.SOL_SOCKET, 1<<32|26), errno(unix.ENOPROTOOPT)},
+		"SO_ATTACH_REUSEPORT_CBPF": {sys("setsockopt", 3, unix.SOL_SOCKET, 51), errno(unix.ENOPROTOOPT)},
+		"SO_REUSEADDR":             {sys("setsockopt", 3, unix.SOL_SOCKET, unix.SO_REUSEADDR), allow},
+		"26 of IPv6":               {sys("setsockopt", 3, unix.IPPROTO_IPV6, 26), allow},
+
 		"FIONREAD": {sys("ioctl", 0, 0x541b), allow},
 		"TCGETS":   {sys("ioctl", 0, unix.TCGETS), allow},
 		"GETFLAGS": {sys("ioctl", 0, unix.FS_IOC_GETFLAGS), allow},
@@ -255,6 +264,8 @@ func (a action) String() string {
 		return "allow"
 	case a == killProcess:
 		return "kill"
+	case a == errno(0):
+		return "done"
 	case a&unix.SECCOMP_RET_ACTION_FULL == unix.SECCOMP_RET_ERRNO:
 		return unix.ErrnoName(unix.Errno(a & unix.SECCOMP_RET_DATA))
 	}

@@ -2,6 +2,7 @@ package confine
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"strconv"
@@ -88,6 +89,33 @@ func CPUInfo(host []byte, n int) []byte {
 	blocks := bytes.SplitAfter(host, []byte("\n\n"))
 	return bytes.Join(blocks[:min(max(n, 1), len(blocks))], nil)
 }
+
+// ProcStat is a /proc/stat of n processors that were never busy, since a boot at
+// btime (seconds since 1970): what all sandboxes of a host do is no business of
+// one, and cannot be told for one alone in a file that does not change.
+func ProcStat(btime int64, n int) []byte {
+	var b bytes.Buffer
+	b.WriteString("cpu  0 0 0 0 0 0 0 0 0 0\n")
+	for i := range max(n, 1) {
+		fmt.Fprintf(&b, "cpu%d 0 0 0 0 0 0 0 0 0 0\n", i)
+	}
+	fmt.Fprintf(&b, "intr 0\nctxt 0\nbtime %d\nprocesses 0\nprocs_running 1\nprocs_blocked 0\nsoftirq 0 0 0 0 0 0 0 0 0 0 0\n", btime)
+	return b.Bytes()
+}
+
+// BootTime finds btime in the host's /proc/stat.
+func BootTime(stat []byte) (int64, error) {
+	for line := range bytes.Lines(stat) {
+		if value, ok := bytes.CutPrefix(line, []byte("btime ")); ok {
+			return strconv.ParseInt(string(bytes.TrimSpace(value)), 10, 64)
+		}
+	}
+	return 0, errors.New("/proc/stat has no btime")
+}
+
+// Loadavg is the /proc/loadavg of every sandbox. By the host's, builds that are
+// told to wait for a low load would wait for the neighbours.
+const Loadavg = "0.00 0.00 0.00 1/1 1\n"
 
 // DevFiles is the content of the /dev that all sandboxes share, but for the
 // nodes; pts, shm and mqueue are each sandbox's own mounts.

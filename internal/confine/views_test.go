@@ -5,6 +5,7 @@ import (
 	"os"
 	"path"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/fstest"
@@ -95,6 +96,47 @@ func TestMeminfoHasTheKernelsShape(t *testing.T) {
 		if !known || len(line) != len("MemTotal:          65536 kB\n") && !bytes.HasPrefix(name, []byte("Vmalloc")) {
 			t.Errorf("%q is no line of this kernel's", line)
 		}
+	}
+}
+
+func TestProcStatHasTheKernelsShape(t *testing.T) {
+	host, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		t.Fatal(err)
+	}
+	btime, err := BootTime(host)
+	if err != nil || btime < 1 {
+		t.Fatalf("%d, %v", btime, err)
+	}
+	got := ProcStat(btime, 3)
+	if again, err := BootTime(got); again != btime || err != nil {
+		t.Errorf("btime is %d, %v, want %d", again, err, btime)
+	}
+	// Every kind of line, but for how many processors there are.
+	names := func(text []byte) (list []string) {
+		for line := range strings.Lines(string(text)) {
+			f := strings.Fields(line)
+			if f[0] != "cpu" && strings.HasPrefix(f[0], "cpu") {
+				continue
+			}
+			if f[0] == "cpu" || f[0] == "softirq" {
+				f[0] += strconv.Itoa(len(f))
+			}
+			list = append(list, f[0])
+		}
+		return list
+	}
+	if !slices.Equal(names(got), names(host)) {
+		t.Errorf("lines are %v, the host's %v", names(got), names(host))
+	}
+	if n := strings.Count(string(got), "\ncpu"); n != 3 {
+		t.Errorf("%d processors, want 3", n)
+	}
+	if _, err := BootTime([]byte("cpu 1\n")); err == nil {
+		t.Error("a file without btime has one")
+	}
+	if f := strings.Fields(Loadavg); len(f) != 5 || strings.Count(f[3], "/") != 1 {
+		t.Errorf("%q is no loadavg", Loadavg)
 	}
 }
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from server import Server
+from server import Server, backend
 
 import libdsec
 from libdsec import DSecClient, DSecContainerRunArgs, Output, Sandbox
@@ -457,3 +457,22 @@ async def test_a_thousand_calls_at_once(client: DSecClient, args: DSecContainerR
     )
     assert [r.check().text for r in results] == [f"{i}\n" for i in range(1000)]
     await asyncio.gather(*(s.stop() for s in sandboxes))
+
+
+if backend() != "fake":  # whose files have no holes
+
+    async def test_a_sparse_file_of_a_terabyte(sandbox: Sandbox, tmp_path: Path) -> None:
+        (
+            await sandbox.run_shell("mkdir /tmp/d && cd /tmp/d && echo hello > small && truncate -s 1099511627776 z")
+        ).check()
+        for call in (
+            sandbox.files.read("/tmp/d/z", max_bytes=1 << 20),
+            sandbox.files.download("/tmp/d/z", tmp_path / "file"),
+            sandbox.files.download("/tmp/d", tmp_path / "tree"),
+        ):
+            with pytest.raises(libdsec.InvalidError, match=f"{1 << 40} bytes.*at most") as caught:
+                await call
+            assert caught.value.field == "max_bytes"
+        assert not (tmp_path / "file").exists()
+        async with await sandbox.files.stream("/tmp/d/z", offset=1 << 39, length=10) as stream:
+            assert b"".join([data async for data in stream]) == bytes(10)

@@ -118,13 +118,15 @@ func stage(path string, args []string) error {
 }
 
 // onlyShell makes sh the /bin/sh of this mount namespace, and takes bash away.
-func onlyShell(sh string) error {
+func onlyShell(sh string) (err error) {
 	none, err := os.CreateTemp("", "dsec-none-") // not executable
 	if err != nil {
 		return err
 	}
-	defer os.Remove(none.Name())
-	defer none.Close()
+	defer func() { err = errors.Join(err, none.Close(), os.Remove(none.Name())) }()
+	// Where /bin is /usr/bin, the second mount would be over the first: over none
+	// itself, which could not be removed.
+	covered := map[string]bool{}
 	for target, source := range map[string]string{"bash": none.Name(), "sh": sh} {
 		for _, dir := range []string{"/bin/", "/usr/bin/"} {
 			path, err := filepath.EvalSymlinks(dir + target)
@@ -134,6 +136,10 @@ func onlyShell(sh string) error {
 			if err != nil {
 				return err
 			}
+			if covered[path] {
+				continue
+			}
+			covered[path] = true
 			if err := unix.Mount(source, path, "", unix.MS_BIND, ""); err != nil {
 				return fmt.Errorf("%s over %s: %w", source, path, err)
 			}

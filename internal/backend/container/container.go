@@ -120,6 +120,9 @@ type Backend struct {
 	pool     *pool
 	program  *program
 
+	stopWatch context.CancelFunc
+	watches   sync.WaitGroup
+
 	probeMu sync.Mutex
 	probed  backend.Info
 
@@ -190,6 +193,9 @@ func New(config Config) (_ *Backend, err error) {
 		hello:   helloRequest{Cgroup: config.Cgroup, CommandNamespaces: b.tree.CommandNamespaces(), NetSlots: config.NetSlots, Debug: config.Debug},
 	}
 	b.pool = newPool(b, config.Warm)
+	ctx, stop := context.WithCancel(context.Background())
+	b.stopWatch = stop
+	b.watches.Go(func() { b.watchHoards(ctx) })
 	return b, nil
 }
 
@@ -252,6 +258,8 @@ func (b *Backend) Close() error {
 	b.mu.Unlock()
 	ctx, cancel := context.WithTimeout(context.Background(), stepTimeout)
 	defer cancel()
+	b.stopWatch()
+	b.watches.Wait()
 	err := b.pool.close(ctx)
 	b.mu.Lock()
 	for _, i := range b.live {

@@ -21,6 +21,7 @@ type facts struct {
 	ns          *layerNS
 	mountPoints []string // of cgroups, below /sys
 	cpuinfo     []byte   // of the host
+	btime       int64    // of the host, in seconds since 1970
 
 	dir  int  // of the tmpfs
 	free bool // as of a layer
@@ -34,7 +35,15 @@ func newFacts(ns *layerNS, mountPoints []string) (*facts, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := &facts{ns: ns, mountPoints: mountPoints, cpuinfo: cpuinfo, dir: -1, made: map[string]bool{}}
+	stat, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		return nil, err
+	}
+	btime, err := confine.BootTime(stat)
+	if err != nil {
+		return nil, err
+	}
+	f := &facts{ns: ns, mountPoints: mountPoints, cpuinfo: cpuinfo, btime: btime, dir: -1, made: map[string]bool{}}
 	if err := f.open(); err != nil {
 		f.close()
 		return nil, fmt.Errorf("facts: %w", err)
@@ -75,6 +84,7 @@ func (f *facts) mounts(cpus int, memory int64) ([]chronusapi.Mount, error) {
 	const page = 4096
 	sys := "sys-" + strconv.Itoa(cpus)
 	cpuinfo := "cpuinfo-" + strconv.Itoa(cpus)
+	stat := "stat-" + strconv.Itoa(cpus)
 	meminfo := "meminfo-" + strconv.FormatInt(memory/page, 10)
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -92,6 +102,9 @@ func (f *facts) mounts(cpus int, memory int64) ([]chronusapi.Mount, error) {
 		f.need(cpuinfo, func() error {
 			return writeFile(f.dir, cpuinfo, confine.CPUInfo(f.cpuinfo, cpus), 0o444)
 		}),
+		f.need(stat, func() error {
+			return writeFile(f.dir, stat, confine.ProcStat(f.btime, cpus), 0o444)
+		}),
 		f.need(meminfo, func() error {
 			return writeFile(f.dir, meminfo, confine.Meminfo(memory/page*page), 0o444)
 		}),
@@ -99,13 +112,13 @@ func (f *facts) mounts(cpus int, memory int64) ([]chronusapi.Mount, error) {
 	if err != nil {
 		return nil, err
 	}
-	mounts := []chronusapi.Mount{{FD: -1, Path: "/sys"}, {FD: -1, Path: "/proc/cpuinfo"}, {FD: -1, Path: "/proc/meminfo"}}
+	mounts := []chronusapi.Mount{{FD: -1, Path: "/sys"}, {FD: -1, Path: "/proc/cpuinfo"}, {FD: -1, Path: "/proc/meminfo"}, {FD: -1, Path: "/proc/stat"}}
 	do := f.ns.do
 	if f.free {
 		do = here
 	}
 	return mounts, do(func() (err error) {
-		for i, name := range []string{sys, cpuinfo, meminfo} {
+		for i, name := range []string{sys, cpuinfo, meminfo, stat} {
 			if mounts[i].FD, err = cloneMount(f.dir, name, unix.MOUNT_ATTR_RDONLY); err != nil {
 				return fmt.Errorf("facts: %s: %w", name, err)
 			}

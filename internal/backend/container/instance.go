@@ -34,6 +34,7 @@ type instance struct {
 	cpus      []int
 	exit      backend.Exit
 	killed    bool
+	cause     string // why this process ended it, where nobody asked for that
 	destroyed bool
 	abandoned bool
 }
@@ -150,6 +151,9 @@ func (i *instance) watch() {
 func (i *instance) reason() string {
 	if i.killed {
 		return "killed"
+	}
+	if i.cause != "" {
+		return i.cause
 	}
 	status, ok := i.sh.proc.status()
 	switch {

@@ -5,10 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/backend"
@@ -47,10 +50,13 @@ func TestProbe(t *testing.T) {
 func TestWhatProgramsSee(t *testing.T) {
 	s := newHost(t, nil).create()
 	for script, want := range map[string]string{
-		"nproc":                                 "1",
-		"grep -c ^processor /proc/cpuinfo":      "1",
-		"cat /sys/devices/system/cpu/online":    "0",
-		"grep MemTotal /proc/meminfo":           "MemTotal:         131072 kB",
+		"nproc":                              "1",
+		"grep -c ^processor /proc/cpuinfo":   "1",
+		"cat /sys/devices/system/cpu/online": "0",
+		"grep MemTotal /proc/meminfo":        "MemTotal:         131072 kB",
+		"cat /proc/loadavg":                  "0.00 0.00 0.00 1/1 1",
+		"grep ^cpu /proc/stat":               "cpu  0 0 0 0 0 0 0 0 0 0\ncpu0 0 0 0 0 0 0 0 0 0 0",
+		"echo 1 2>/dev/null > /proc/loadavg; echo 1 2>/dev/null > /proc/stat; cut -c 1-4 /proc/loadavg": "0.00",
 		"hostname":                              "sandbox",
 		"cat /etc/hostname":                     "sandbox",
 		"id -u":                                 "0",
@@ -65,6 +71,48 @@ func TestWhatProgramsSee(t *testing.T) {
 			t.Errorf("%s: have %q, want %q", script, o.out, want)
 		}
 	}
+}
+
+// What a socket has of options no cgroup counts, so each gets little; all that
+// a Unix socket may pass on at once is less.
+func TestOptionsOfASocketAreFew(t *testing.T) {
+	if _, err := os.Stat("/proc/sys/net/core/optmem_max"); err != nil {
+		t.Fatal(err)
+	}
+	s := newHost(t, nil).create()
+	if o := s.sh("cat /proc/sys/net/core/optmem_max 2>/dev/null"); o.out != "4096\n" && o.out != "" { // before Linux 6.8 it is the host's alone
+		t.Errorf("have %q", o.out)
+	}
+	lines := s.inside("sockets")
+	for _, want := range []string{"20 groups ok", "pass 250 ok"} {
+		if !slices.Contains(lines, want) {
+			t.Errorf("no %q in %v", want, lines)
+		}
+	}
+	if s.sh("test -e /proc/sys/net/core/optmem_max").OK() && !slices.Contains(lines, "1000 groups of IPv6 ENOMEM") {
+		t.Errorf("a thousand groups: %v", lines)
+	}
+}
+
+func init() { tries["sockets"] = sockets }
+
+// sockets joins multicast groups and passes descriptors on.
+func sockets([]string) {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM, 0)
+	for n := byte(0); n < 20 && err == nil; n++ {
+		err = unix.SetsockoptIPMreqn(fd, unix.IPPROTO_IP, unix.IP_ADD_MEMBERSHIP, &unix.IPMreqn{Multiaddr: [4]byte{239, 1, 1, n}, Ifindex: 1})
+	}
+	say("20 groups", err)
+	fd, err = unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM, 0)
+	for n := 0; n < 1000 && err == nil; n++ {
+		err = unix.SetsockoptIPv6Mreq(fd, unix.IPPROTO_IPV6, unix.IPV6_JOIN_GROUP, &unix.IPv6Mreq{Multiaddr: [16]byte{0: 0xff, 1: 1, 14: byte(n >> 8), 15: byte(n)}, Interface: 1})
+	}
+	say("1000 groups of IPv6", err)
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM, 0)
+	if err == nil {
+		err = unix.Sendmsg(pair[0], []byte("x"), unix.UnixRights(slices.Repeat([]int{0}, 250)...), nil, 0)
+	}
+	say("pass 250", err)
 }
 
 // Low ports and ping need rights that root inside does not have; both work.

@@ -2,6 +2,7 @@ package container
 
 import (
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -12,15 +13,21 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/backend"
 	"github.com/opendsec/dsec/internal/chronusapi"
 )
 
 // timed runs a command with a timeout, and returns how it ended.
 func (s *sandbox) timed(timeout time.Duration, env []string, argv ...string) dsec.Outcome {
 	s.Helper()
-	stream, err := s.client.Start(s.Context(), chronusapi.StartRequest{Command: chronusapi.Command{
+	req := chronusapi.StartRequest{Command: chronusapi.Command{
 		Argv: argv, Env: append([]string{"PATH=/bin"}, env...), Cwd: "/", Timeout: timeout,
-	}})
+	}}
+	stream, err := s.client.Start(s.Context(), req)
+	if errors.Is(err, chronusapi.ErrNeedGroup) { // of one before, which timed out, processes are still ending
+		check(s, s.i.(backend.Grouper).AddGroup(s.Context()))
+		stream, err = s.client.Start(s.Context(), req)
+	}
 	check(s, err)
 	defer stream.Close()
 	for {

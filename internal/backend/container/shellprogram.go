@@ -82,6 +82,7 @@ func newShellProgram(masks []confine.Mask, debug bool) *shellProgram {
 		}
 		p.Call("mask /proc/"+m.Path, unix.SYS_MOUNT, source, str("/proc/"+m.Path), zero, i(unix.MS_BIND), zero)
 	}
+	mount("cover /proc/loadavg", "/mask/loadavg", "/proc/loadavg", "", unix.MS_BIND, "")
 	mount("bind /dev", "/dev", "/dev", "", unix.MS_BIND, "")
 	mount("devpts", "devpts", "/dev/pts", "devpts", unix.MS_NOSUID|unix.MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620,gid=5,max=256")
 	mount("mqueue", "mqueue", "/dev/mqueue", "mqueue", procFlags, "")

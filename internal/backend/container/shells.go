@@ -1,6 +1,7 @@
 package container
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -101,7 +102,7 @@ func makePlatform(chronus, files *os.File) (int, error) {
 			return -1, err
 		}
 	}
-	if err := writeFile(fd, "mask/file", nil, 0o444); err != nil {
+	if err := errors.Join(writeFile(fd, "mask/file", nil, 0o444), writeFile(fd, "mask/loadavg", []byte(confine.Loadavg), 0o444)); err != nil {
 		return -1, err
 	}
 	if err := copyFile(fd, "chronus", chronus, 0o111); err != nil {

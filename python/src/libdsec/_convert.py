@@ -24,7 +24,7 @@ from libdsec._proto.dsec.v1 import (
 )
 
 _MIB = 1 << 20
-_INT64_MAX = (1 << 63) - 1
+INT64_MAX = (1 << 63) - 1
 # What google.protobuf.Duration can hold.
 _MAX_SECONDS = 315_576_000_000
 
@@ -95,8 +95,8 @@ def int32(value: int, field: str) -> int:
 
 def count(value: int, field: str) -> int:
     """Check a number of bytes; 0 stands for the server's default or for no bound."""
-    if not isinstance(value, int) or not 0 <= value <= _INT64_MAX:
-        raise InvalidError(f"want a whole number from 0 to {_INT64_MAX}, got {value!r}", field=field)
+    if not isinstance(value, int) or not 0 <= value <= INT64_MAX:
+        raise InvalidError(f"want a whole number from 0 to {INT64_MAX}, got {value!r}", field=field)
     return value
 
 
@@ -120,8 +120,8 @@ def _at_least_one(value: int | None, unit: int, field: str) -> int:
     # 0 means the server's default on the wire; a caller who wants that leaves the field out.
     if value is None:
         return 0
-    if not isinstance(value, int) or value < 1 or value > _INT64_MAX // unit:
-        raise InvalidError(f"want a whole number from 1 to {_INT64_MAX // unit}, got {value!r}", field=field)
+    if not isinstance(value, int) or value < 1 or value > INT64_MAX // unit:
+        raise InvalidError(f"want a whole number from 1 to {INT64_MAX // unit}, got {value!r}", field=field)
     return value * unit
 
 

@@ -25,6 +25,11 @@ from libdsec._types import Entry
 
 _PAGE = 1000
 
+# A file may say that it is as large as it likes: one without a single byte on
+# the sandbox's disk can have a size of terabytes, all zeros.
+READ_LIMIT = 256 << 20
+DOWNLOAD_LIMIT = 16 << 30
+
 
 class ByteStream:
     """The bytes of a file, as they come. Close it, or leave `async with`, where not all are wanted."""
@@ -133,14 +138,39 @@ class Files:
             file_pb2.RemoveRequest(sandbox_id=self._sandbox_id, path=c.path(path), recursive=recursive),
         )
 
-    async def read(self, path: StrPath) -> bytes:
-        """Return the content of a regular file."""
-        async with await self.stream(path) as stream:
-            return b"".join([data async for data in stream])
+    async def read(self, path: StrPath, *, max_bytes: int = READ_LIMIT) -> bytes:
+        """Return the content of a regular file, which is in memory then.
 
-    async def read_text(self, path: StrPath, encoding: str = "utf-8", errors: str = "strict") -> str:
-        """Return the content of a regular file as text."""
-        return (await self.read(path)).decode(encoding, errors)
+        Args:
+            path: The file.
+            max_bytes: How many bytes it may have, 256 MiB where not given. A larger one
+                is an `InvalidError` that tells its size; `stream` and `download` take it.
+        """
+        c.count(max_bytes, "max_bytes")
+        pieces: list[bytes] = []
+        have = 0
+        async with await self.stream(path, length=min(max_bytes, c.INT64_MAX - 1) + 1) as stream:
+            async for data in stream:
+                have += len(data)
+                if have > max_bytes:
+                    break
+                pieces.append(data)
+        if have > max_bytes:
+            # Not before: files of /proc do not tell their size.
+            size = max((await self.stat(path)).size, have)
+            raise _too_large(f"the file {os.fsdecode(path)!r}", size, max_bytes, "stream or download it")
+        return b"".join(pieces)
+
+    async def read_text(
+        self,
+        path: StrPath,
+        encoding: str = "utf-8",
+        errors: str = "strict",
+        *,
+        max_bytes: int = READ_LIMIT,
+    ) -> str:
+        """Return the content of a regular file as text; max_bytes as for `read`."""
+        return (await self.read(path, max_bytes=max_bytes)).decode(encoding, errors)
 
     async def stream(self, path: StrPath, *, offset: int = 0, length: int = 0) -> ByteStream:
         """Open a regular file for reading in pieces.
@@ -222,7 +252,7 @@ class Files:
         async with aclosing(messages()) as stream:
             await self._rpc.client_stream(m.UPLOAD, stream)
 
-    async def download(self, remote: StrPath, local: StrPath) -> None:
+    async def download(self, remote: StrPath, local: StrPath, *, max_bytes: int = DOWNLOAD_LIMIT) -> None:
         """Copy a file to the local file, or what is below a directory to below the local directory.
 
         Memory does not grow with the size. Modes, times, links and names of
@@ -233,14 +263,23 @@ class Files:
         Args:
             remote: File or directory of the sandbox.
             local: File or directory of this machine; made where missing.
+            max_bytes: How many bytes all files together may have, 16 GiB where not given:
+                holes of the sandbox's files count and take space here. More is an
+                `InvalidError` that tells the size, before the file that is too much is
+                received; of a directory, what came before stays.
         """
+        c.count(max_bytes, "max_bytes")
         entry = await self.stat(remote)
         if entry.is_dir:
             tar = await self.download_tar(remote)
-            await consume(tar.receive, tar.close, lambda get: _tar.unpack(get, local))
+            await consume(tar.receive, tar.close, lambda get: _tar.unpack(get, local, max_bytes=max_bytes))
         elif entry.is_file:
+            name = f"the file {os.fsdecode(remote)!r}"
+            if entry.size > max_bytes:
+                raise _too_large(name, entry.size, max_bytes, "give a higher max_bytes")
             stream = await self.stream(remote)
-            await consume(stream.receive, stream.close, lambda get: _save(get, local, entry.mode & 0o777))
+            mode = entry.mode & 0o777
+            await consume(stream.receive, stream.close, lambda get: _save(get, local, mode, name, max_bytes))
         else:
             raise InvalidError(f"want a file or a directory, it is a {entry.type}", field="remote")
 
@@ -250,7 +289,13 @@ class Files:
         return ByteStream(await self._rpc.server_stream(m.DOWNLOAD, request))
 
 
-def _save(get: Callable[[], bytes | None], local: StrPath, mode: int) -> None:
+def _too_large(what: str, size: int, limit: int, instead: str) -> InvalidError:
+    return InvalidError(
+        f"{what} has {size} bytes, and at most {limit} are taken: {instead}", field="max_bytes"
+    )
+
+
+def _save(get: Callable[[], bytes | None], local: StrPath, mode: int, name: str, limit: int) -> None:
     # Beside the target first: half a file must not take the place of a whole one.
     target = Path(os.fsdecode(os.fspath(local)))
     part = target.with_name(f".{target.name}.{os.getpid()}.{id(get):x}.part")
@@ -258,6 +303,8 @@ def _save(get: Callable[[], bytes | None], local: StrPath, mode: int) -> None:
         with open(part, "xb") as f:
             while (piece := get()) is not None:
                 f.write(piece)
+                if f.tell() > limit:  # it grew, or is one of /proc
+                    raise _too_large(name, f.tell(), limit, "give a higher max_bytes")
             f.flush()
             os.fchmod(f.fileno(), mode)
         os.replace(part, target)

@@ -103,7 +103,7 @@ def _walk(base: str, top: bool) -> Iterator[str]:
             yield os.path.join(where, name)
 
 
-def unpack(get: Callable[[], bytes | None], target: StrPath) -> None:
+def unpack(get: Callable[[], bytes | None], target: StrPath, *, max_bytes: int | None = None) -> None:
     """Unpack a tar stream below the directory target, which is made if missing, and else keeps its mode.
 
     Modes, times, symbolic and hard links are kept; owners, setuid and setgid
@@ -111,14 +111,21 @@ def unpack(get: Callable[[], bytes | None], target: StrPath) -> None:
     are made as they are and may point anywhere: they are the sandbox's word,
     so look before following one.
 
+    Args:
+        get: Returns the next piece of the stream; None at its end.
+        target: The directory.
+        max_bytes: How many bytes all files together may have; None is no bound.
+
     Raises:
-        InvalidError: An entry would leave target, or the target holds something in its place.
+        InvalidError: An entry would leave target, the target holds something in its place,
+            or the files have more bytes than max_bytes.
         InternalError: The stream is no whole tar.
     """
     fresh = not os.path.isdir(target)
     os.makedirs(target, exist_ok=True)
     top = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     modes: list[tuple[list[bytes], int, float]] = []
+    total = 0
     try:
         source: Any = Reader(get)  # has all that stream mode uses
         with tarfile.open(
@@ -129,6 +136,13 @@ def unpack(get: Callable[[], bytes | None], target: StrPath) -> None:
             errors="surrogateescape",
         ) as tar:
             while (info := tar.next()) is not None:
+                total += info.size if info.isreg() else 0
+                if max_bytes is not None and total > max_bytes:
+                    raise InvalidError(
+                        f"with the file {info.name!r}, of {info.size} bytes, all files have {total}, "
+                        f"and at most {max_bytes} are taken: give a higher max_bytes",
+                        field="max_bytes",
+                    )
                 _unpack_entry(tar, info, top, modes)
                 vars(tar)["members"].clear()  # else it grows with every entry
         # Last, so that a read-only directory could be filled; deepest first.
