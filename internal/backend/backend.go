@@ -7,8 +7,8 @@
 //
 // A backend's job ends at Dial. Commands, files and terminals go through
 // chronus and are the same on every kind. What differs between backends is
-// data, in Info, or an optional interface, found by assertion: Grouper here,
-// later Pauser, Snapshotter, Resizer, Reclaimer and Displayer. A backend never
+// data, in Info, or an optional interface, found by assertion: Grouper and
+// DiskSharer here, later Pauser, Snapshotter, Resizer, Reclaimer and Displayer. A backend never
 // implements a method to say "not supported".
 //
 // A life, as the edge drives it:
@@ -111,4 +111,24 @@ type Grouper interface {
 	// AddGroup makes one group and hands it to chronus. Its error is exhausted
 	// at the limit.
 	AddGroup(ctx context.Context) error
+}
+
+// DiskSpace tells how full a disk is, in bytes.
+type DiskSpace struct {
+	Size int64
+	Used int64
+	// Allocated is what of Size is set apart for some use, used or not.
+	Allocated int64
+	// Free is what can still be written.
+	Free int64
+}
+
+// DiskSharer is implemented by backends whose instances share a disk that may be
+// full although none of them has reached its own limit.
+type DiskSharer interface {
+	// DiskSpace tells how full that disk is. ok is false where there is none.
+	DiskSpace() (space DiskSpace, ok bool, err error)
+	// DiskStarved reports whether it was full at some time between two: what
+	// failed then may have failed for that. It may say so of times around it, too.
+	DiskStarved(from, until time.Time) bool
 }

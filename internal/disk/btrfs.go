@@ -88,16 +88,33 @@ func (b *btrfs) mount() error {
 			return err
 		}
 	}
-	if b.fd, err = unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err != nil {
+	if err := b.openMount(); err != nil {
+		return err
+	}
+	if err := b.fit(); err != nil { // a growth that was cut short
+		b.s.log.Warn("disk: the image is used in part", "err", err)
+	}
+	return nil
+}
+
+// openMount finds the file system that is mounted.
+func (b *btrfs) openMount() (err error) {
+	if b.fd, err = unix.Open(b.s.path(mountName), unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err != nil {
 		return err
 	}
 	var info fsInfo
 	if err := ioctl(b.fd, iocFSInfo, &info); err != nil {
-		return errors.Join(fmt.Errorf("btrfs: fs info: %w", err), b.close())
+		return errors.Join(fmt.Errorf("btrfs: fs info: %w", err), b.closeMount())
 	}
 	u := info.uuid
 	b.sysfs = fmt.Sprintf("/sys/fs/btrfs/%x-%x-%x-%x-%x", u[:4], u[4:6], u[6:8], u[8:10], u[10:])
 	return nil
+}
+
+func (b *btrfs) closeMount() error {
+	err := unix.Close(b.fd)
+	b.fd = -1
+	return err
 }
 
 // btrfsOptions are for scratch: no data checksums, no copy on write, and no
@@ -181,18 +198,7 @@ func (b *btrfs) enableQuota() error {
 func (b *btrfs) name() string { return "btrfs" }
 func (b *btrfs) inodes() bool { return false }
 
-// reserve is what is left of the image for the sandboxes that are there: a
-// create is refused before those cannot be removed any more.
-const reserve = 32 << 20
-
 func (b *btrfs) create(_ context.Context, id string, req Request) (int, error) {
-	var st unix.Statfs_t
-	if err := unix.Fstatfs(b.fd, &st); err != nil {
-		return -1, fmt.Errorf("btrfs: %w", err)
-	}
-	if int64(st.Bavail)*st.Bsize < reserve {
-		return -1, fmt.Errorf("btrfs: the image of all volumes is full: %w", unix.ENOSPC)
-	}
 	again, err := b.free.take(id)
 	if err != nil {
 		return -1, err
@@ -331,8 +337,7 @@ func (b *btrfs) close() error {
 		err = b.free.close()
 	}
 	ids, lerr := readNames(b.fd, ".")
-	err = errors.Join(err, lerr, unix.Close(b.fd))
-	b.fd = -1
+	err = errors.Join(err, lerr, b.closeMount())
 	if err != nil || len(ids) > 0 {
 		return err
 	}
@@ -361,6 +366,8 @@ const (
 	iocSubvolCreate = 0x5000940e // _IOW(0x94, 14, volArgs)
 	iocSnapDestroy  = 0x5000940f // _IOW(0x94, 15, volArgs)
 	iocInoLookup    = 0xd0009412 // _IOWR(0x94, 18, inoLookup)
+	iocResize       = 0x50009403 // _IOW(0x94, 3, volArgs)
+	iocDevInfo      = 0xd000941e // _IOWR(0x94, 30, devInfo)
 	iocFSInfo       = 0x8400941f // _IOR(0x94, 31, fsInfo)
 	iocQuotaCtl     = 0xc0109428 // _IOWR(0x94, 40, quotaCtl)
 	iocQgroupLimit  = 0x8030942b // _IOR(0x94, 43, qgroupLimit)
@@ -396,6 +403,13 @@ type fsInfo struct {
 	_    [1024 - 32]byte
 }
 
+type devInfo struct {
+	id          uint64
+	uuid        [16]byte
+	used, total uint64 // bytes in chunks, and of the device
+	rest        [379*8 + 1024]byte
+}
+
 // The sizes are part of the request numbers.
 var (
 	_ [4096]byte = [unsafe.Sizeof(volArgs{})]byte{}
@@ -403,4 +417,5 @@ var (
 	_ [16]byte   = [unsafe.Sizeof(quotaCtl{})]byte{}
 	_ [48]byte   = [unsafe.Sizeof(qgroupLimit{})]byte{}
 	_ [1024]byte = [unsafe.Sizeof(fsInfo{})]byte{}
+	_ [4096]byte = [unsafe.Sizeof(devInfo{})]byte{}
 )

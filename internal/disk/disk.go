@@ -46,9 +46,13 @@ type Options struct {
 	// the first of project, btrfs and ext4 that works.
 	Driver string
 	// ImageBytes is the size of the image that the btrfs driver makes, allocated
-	// at once; 0 is half of what is free, at most 32 GiB. An image that is there keeps its size.
+	// at once; 0 is half of what is free, at most 32 GiB. One that is there is left as it is.
 	ImageBytes int64
-	Log        *slog.Logger
+	// MaxImageBytes is how large that image may grow where it becomes full, as
+	// long as the disk of Dir keeps a tenth and 1 GiB free. It never shrinks.
+	// 0: it does not grow.
+	MaxImageBytes int64
+	Log           *slog.Logger
 }
 
 // Request is what a volume must hold.
@@ -72,6 +76,8 @@ type Store struct {
 	root   *os.Root // of Dir
 	driver driver
 	log    *slog.Logger
+	// starved is nil where the volumes share no disk.
+	starved *starvation
 
 	wg   sync.WaitGroup // removals that go on in the background
 	stop chan struct{}
@@ -141,6 +147,9 @@ func Open(opts Options) (*Store, error) {
 		s.driver, err = d.open(s)
 		if err == nil {
 			s.log.Info("disk", "driver", d.name, "notes", errors.Join(notes...))
+			if s.starved, err = openStarvation(s); err != nil {
+				return nil, errors.Join(err, s.Close())
+			}
 			return s, nil
 		}
 		err = fmt.Errorf("disk: %s: %w", d.name, err)
@@ -194,6 +203,9 @@ func (s *Store) Create(ctx context.Context, id dsec.SandboxID, req Request) (*Vo
 	}
 	if req.Inodes < 0 {
 		return nil, dsec.Invalid("limits.disk_inodes", "want 0 or more, have %d", req.Inodes)
+	}
+	if err := s.room(); err != nil {
+		return nil, err
 	}
 	fd, err := s.driver.create(ctx, string(id), req)
 	if errors.Is(err, fs.ErrExist) {
@@ -275,6 +287,9 @@ func (v *Volume) Rename(id dsec.SandboxID) error {
 	if !ok {
 		return unsupported("disk: a mounted volume keeps its name")
 	}
+	if err := v.store.room(); err != nil {
+		return err // a sandbox made ahead is a new one all the same
+	}
 	err := driver.rename(string(v.id), string(id))
 	if errors.Is(err, fs.ErrExist) {
 		return dsec.Errorf(dsec.CodeConflict, "disk: the sandbox has a volume")
@@ -337,6 +352,11 @@ func (s *Store) Destroy(ctx context.Context) error {
 	err := s.Sweep(ctx, nil)
 	close(s.stop)
 	s.wg.Wait()
+	for _, name := range []string{starvedName, starvedName + ".new"} {
+		if rerr := s.root.Remove(name); !errors.Is(rerr, fs.ErrNotExist) {
+			err = errors.Join(err, rerr)
+		}
+	}
 	return errors.Join(err, s.driver.close(), s.driver.destroy(), s.root.Close())
 }
 

@@ -39,6 +39,11 @@ type Options struct {
 	OnSweep   func(keep map[dsec.SandboxID]bool) error
 	OnDial    func(id dsec.SandboxID) error
 	OnDestroy func(ctx context.Context, id dsec.SandboxID) error
+	OnProbe   func() error
+
+	// DiskStarved, where set, is what the backend says of the disk that its
+	// instances share.
+	DiskStarved func(from, until time.Time) bool
 }
 
 // World holds the instances of one host.
@@ -97,8 +102,23 @@ func New(opts Options) *Backend {
 // World returns the world that the backend's instances are in.
 func (b *Backend) World() *World { return b.world }
 
+var _ backend.DiskSharer = (*Backend)(nil)
+
+// DiskSpace implements backend.DiskSharer: memory is not shared by a limit.
+func (b *Backend) DiskSpace() (space backend.DiskSpace, ok bool, err error) { return }
+
+// DiskStarved implements backend.DiskSharer.
+func (b *Backend) DiskStarved(from, until time.Time) bool {
+	return b.opts.DiskStarved != nil && b.opts.DiskStarved(from, until)
+}
+
 // Probe implements backend.Backend.
 func (b *Backend) Probe(context.Context) (backend.Info, error) {
+	if b.opts.OnProbe != nil {
+		if err := b.opts.OnProbe(); err != nil {
+			return backend.Info{Kind: b.opts.Kind}, err
+		}
+	}
 	return backend.Info{
 		Kind: b.opts.Kind, Available: true,
 		Notes:    []string{"in memory: runs a few built-in programs, isolates nothing, ignores layers"},

@@ -991,15 +991,18 @@ type Process struct {
 	Pid       int32                  `protobuf:"varint,2,opt,name=pid,proto3" json:"pid,omitempty"`
 	Argv      []string               `protobuf:"bytes,3,rep,name=argv,proto3" json:"argv,omitempty"`
 	Started   *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=started,proto3" json:"started,omitempty"`
-	// Set once it has ended.
+	// Set once it has ended, unless fault is.
 	Outcome *Outcome `protobuf:"bytes,5,opt,name=outcome,proto3" json:"outcome,omitempty"`
 	// Bytes of output so far, and the first that the spool still holds.
 	NextSeq  uint64 `protobuf:"varint,6,opt,name=next_seq,json=nextSeq,proto3" json:"next_seq,omitempty"`
 	FirstSeq uint64 `protobuf:"varint,7,opt,name=first_seq,json=firstSeq,proto3" json:"first_seq,omitempty"`
 	Pty      bool   `protobuf:"varint,8,opt,name=pty,proto3" json:"pty,omitempty"`
 	// Descendants of an ended process are still running.
-	Lingering     bool   `protobuf:"varint,9,opt,name=lingering,proto3" json:"lingering,omitempty"`
-	SessionId     string `protobuf:"bytes,10,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	Lingering bool   `protobuf:"varint,9,opt,name=lingering,proto3" json:"lingering,omitempty"`
+	SessionId string `protobuf:"bytes,10,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	// It has ended, but through no act of its own, or so it may be: why there is
+	// no outcome that could be judged. Attach ends in that error.
+	Fault         string `protobuf:"bytes,11,opt,name=fault,proto3" json:"fault,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1100,6 +1103,13 @@ func (x *Process) GetLingering() bool {
 func (x *Process) GetSessionId() string {
 	if x != nil {
 		return x.SessionId
+	}
+	return ""
+}
+
+func (x *Process) GetFault() string {
+	if x != nil {
+		return x.Fault
 	}
 	return ""
 }
@@ -1580,7 +1590,7 @@ const file_dsec_v1_process_proto_rawDesc = "" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\"G\n" +
 	"\x15ListProcessesResponse\x12.\n" +
-	"\tprocesses\x18\x01 \x03(\v2\x10.dsec.v1.ProcessR\tprocesses\"\xb7\x02\n" +
+	"\tprocesses\x18\x01 \x03(\v2\x10.dsec.v1.ProcessR\tprocesses\"\xcd\x02\n" +
 	"\aProcess\x12\x1d\n" +
 	"\n" +
 	"process_id\x18\x01 \x01(\x04R\tprocessId\x12\x10\n" +
@@ -1594,7 +1604,8 @@ const file_dsec_v1_process_proto_rawDesc = "" +
 	"\tlingering\x18\t \x01(\bR\tlingering\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\n" +
-	" \x01(\tR\tsessionId\"y\n" +
+	" \x01(\tR\tsessionId\x12\x14\n" +
+	"\x05fault\x18\v \x01(\tR\x05fault\"y\n" +
 	"\rSignalRequest\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x1d\n" +

@@ -280,13 +280,14 @@ type Usage struct {
 	CpuThrottled    *durationpb.Duration   `protobuf:"bytes,2,opt,name=cpu_throttled,json=cpuThrottled,proto3" json:"cpu_throttled,omitempty"`
 	MemoryBytes     int64                  `protobuf:"varint,3,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"`
 	MemoryPeakBytes int64                  `protobuf:"varint,4,opt,name=memory_peak_bytes,json=memoryPeakBytes,proto3" json:"memory_peak_bytes,omitempty"`
-	DiskBytes       int64                  `protobuf:"varint,5,opt,name=disk_bytes,json=diskBytes,proto3" json:"disk_bytes,omitempty"`
-	DiskInodes      int64                  `protobuf:"varint,6,opt,name=disk_inodes,json=diskInodes,proto3" json:"disk_inodes,omitempty"`
-	Pids            int64                  `protobuf:"varint,7,opt,name=pids,proto3" json:"pids,omitempty"`
-	OomKills        int64                  `protobuf:"varint,8,opt,name=oom_kills,json=oomKills,proto3" json:"oom_kills,omitempty"`
-	Limits          *Limits                `protobuf:"bytes,9,opt,name=limits,proto3" json:"limits,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// Of the writable layer. Where the disk driver is btrfs it lags: see docs/kernel.md.
+	DiskBytes     int64   `protobuf:"varint,5,opt,name=disk_bytes,json=diskBytes,proto3" json:"disk_bytes,omitempty"`
+	DiskInodes    int64   `protobuf:"varint,6,opt,name=disk_inodes,json=diskInodes,proto3" json:"disk_inodes,omitempty"`
+	Pids          int64   `protobuf:"varint,7,opt,name=pids,proto3" json:"pids,omitempty"`
+	OomKills      int64   `protobuf:"varint,8,opt,name=oom_kills,json=oomKills,proto3" json:"oom_kills,omitempty"`
+	Limits        *Limits `protobuf:"bytes,9,opt,name=limits,proto3" json:"limits,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Usage) Reset() {

@@ -166,7 +166,7 @@ class ListProcessesResponse(_message.Message):
     def __init__(self, processes: _Optional[_Iterable[_Union[Process, _Mapping]]] = ...) -> None: ...
 
 class Process(_message.Message):
-    __slots__ = ("process_id", "pid", "argv", "started", "outcome", "next_seq", "first_seq", "pty", "lingering", "session_id")
+    __slots__ = ("process_id", "pid", "argv", "started", "outcome", "next_seq", "first_seq", "pty", "lingering", "session_id", "fault")
     PROCESS_ID_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     ARGV_FIELD_NUMBER: _ClassVar[int]
@@ -177,6 +177,7 @@ class Process(_message.Message):
     PTY_FIELD_NUMBER: _ClassVar[int]
     LINGERING_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    FAULT_FIELD_NUMBER: _ClassVar[int]
     process_id: int
     pid: int
     argv: _containers.RepeatedScalarFieldContainer[str]
@@ -187,7 +188,8 @@ class Process(_message.Message):
     pty: bool
     lingering: bool
     session_id: str
-    def __init__(self, process_id: _Optional[int] = ..., pid: _Optional[int] = ..., argv: _Optional[_Iterable[str]] = ..., started: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., outcome: _Optional[_Union[_types_pb2.Outcome, _Mapping]] = ..., next_seq: _Optional[int] = ..., first_seq: _Optional[int] = ..., pty: bool = ..., lingering: bool = ..., session_id: _Optional[str] = ...) -> None: ...
+    fault: str
+    def __init__(self, process_id: _Optional[int] = ..., pid: _Optional[int] = ..., argv: _Optional[_Iterable[str]] = ..., started: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., outcome: _Optional[_Union[_types_pb2.Outcome, _Mapping]] = ..., next_seq: _Optional[int] = ..., first_seq: _Optional[int] = ..., pty: bool = ..., lingering: bool = ..., session_id: _Optional[str] = ..., fault: _Optional[str] = ...) -> None: ...
 
 class SignalRequest(_message.Message):
     __slots__ = ("sandbox_id", "process_id", "signal", "tree")

@@ -1,0 +1,234 @@
+package disk
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/testutil"
+)
+
+// The Store knows when the disk of all was full, before, after and in another
+// life, and nothing of a volume that reached its own limit.
+func TestStarved(t *testing.T) {
+	testutil.Require(t, testutil.Root)
+	dir := testutil.Dir(t)
+	testutil.Ledger(t, filepath.Base(dir))
+	s := open(t, dir, "btrfs")
+	t.Cleanup(func() {
+		if err := s.Destroy(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	small := volume(t, s, idA, 16<<20)
+	begin := time.Now()
+	fillVolume(t, small, unix.EDQUOT)
+	if s.Starved(begin, time.Now()) {
+		t.Fatal("starved, where a volume reached its own limit")
+	}
+	before := time.Now()
+	large := volume(t, s, idB, 1<<40)
+	fillVolume(t, large, unix.ENOSPC)
+	if !s.Starved(before, time.Now()) {
+		t.Fatal("not starved, where the image was full")
+	}
+	if err := large.Remove(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	testutil.WaitFor(t, time.Minute, "room", func() error {
+		if now := time.Now(); s.Starved(now, now) {
+			return errors.New("still starved")
+		}
+		return nil
+	})
+	after := time.Now()
+	for range 2 {
+		if s.Starved(begin.Add(-time.Hour), begin) || s.Starved(after, time.Now()) {
+			t.Error("starved, when there was room")
+		}
+		if !s.Starved(before, after) {
+			t.Error("forgot when the image was full")
+		}
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+		s = open(t, dir, "btrfs") // the edge was restarted
+	}
+}
+
+// A Store that finds the disk full does not know since when.
+func TestStarvedBeforeItWasOpen(t *testing.T) {
+	testutil.Require(t, testutil.Root)
+	dir := testutil.Dir(t)
+	testutil.Ledger(t, filepath.Base(dir))
+	s := open(t, dir, "btrfs")
+	t.Cleanup(func() {
+		if err := s.Destroy(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	v := volume(t, s, idA, 1<<40)
+	fillVolume(t, v, unix.ENOSPC)
+	if err := errors.Join(s.Close(), os.Remove(filepath.Join(dir, starvedName))); err != nil {
+		t.Fatal(err)
+	}
+	s = open(t, dir, "btrfs")
+	if hour := time.Now().Add(-time.Hour); !s.Starved(hour, hour) {
+		t.Error("not starved")
+	}
+}
+
+// Small files fill the image by their metadata; room for data does not help.
+func TestStarvedOfMetadata(t *testing.T) {
+	s := openStore(t, "btrfs")
+	v := create(t, s, idA, 1<<40, 0)
+	before := time.Now()
+	dir, done := use(t, v)
+	var err error
+	for n := 0; err == nil; n++ {
+		err = os.WriteFile(fmt.Sprintf("%s/%d", dir, n), make([]byte, 1800), 0o600)
+	}
+	done()
+	if !errors.Is(err, unix.ENOSPC) {
+		t.Fatal(err)
+	}
+	if !s.Starved(before, time.Now()) {
+		space, _, err := s.Space()
+		t.Errorf("not starved: %+v, %v", space, err)
+	}
+}
+
+func TestCreatesAreRefusedBeforeTheDiskIsFull(t *testing.T) {
+	s := openStore(t, "btrfs")
+	v := create(t, s, idA, 1<<40, 0)
+	dir, done := use(t, v)
+	defer done()
+	for n := 0; ; n++ {
+		space, _, err := s.Space()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if space.Free < minRoom {
+			break
+		}
+		if err := os.WriteFile(fmt.Sprintf("%s/%d", dir, n), make([]byte, 4<<20), 0o600); err != nil {
+			t.Fatalf("the disk is full with %d free: %v", space.Free, err)
+		}
+	}
+	if _, err := s.Create(context.Background(), idB, Request{Bytes: 1 << 20}); dsec.CodeOf(err) != dsec.CodeExhausted {
+		t.Errorf("create: %v, want exhausted", err)
+	}
+	if err := v.Rename(idB); dsec.CodeOf(err) != dsec.CodeExhausted {
+		t.Errorf("use of a volume made ahead: %v, want exhausted", err)
+	}
+	if err := os.WriteFile(dir+"/last", make([]byte, 4<<20), 0o600); err != nil {
+		t.Errorf("nothing is left for who is there: %v", err)
+	}
+}
+
+// The image grows as it is filled, up to its most, and is as large after a restart.
+func TestImageGrows(t *testing.T) {
+	testutil.Require(t, testutil.Root)
+	dir := testutil.Dir(t)
+	testutil.Ledger(t, filepath.Base(dir))
+	const most = 640 << 20
+	o := Options{Dir: dir, Driver: "btrfs", ImageBytes: minImage, MaxImageBytes: most, Log: testutil.Logger(t)}
+	s, err := Open(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Destroy(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	v := volume(t, s, idA, 1<<40)
+	begin := time.Now()
+	path, done := use(t, v)
+	for n := range 30 { // 480 MiB
+		testutil.WaitFor(t, 30*time.Second, "room", func() error {
+			if space, _, err := s.Space(); err != nil || space.Free < 48<<20 {
+				return errors.Join(fmt.Errorf("%+v", space), err)
+			}
+			return nil
+		})
+		if err := os.WriteFile(fmt.Sprintf("%s/%d", path, n), make([]byte, 16<<20), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	done()
+	if s.Starved(begin, time.Now()) {
+		t.Error("starved")
+	}
+	space, ok, err := s.Space()
+	if err != nil || !ok || space.Size != most || space.Used < 480<<20 || space.Allocated < space.Used || space.Free > most-space.Used {
+		t.Errorf("space %+v, %v, %v", space, ok, err)
+	}
+	driver, seen, err := Inspect(dir)
+	if driver != "btrfs" || err != nil || seen.Size != most || seen.Used < 480<<20 {
+		t.Errorf("inspected: %s %+v, %v", driver, seen, err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	// A growth that was cut short after the file became longer is done at the next start.
+	if err := os.Truncate(filepath.Join(dir, imageName), most+64<<20); err != nil {
+		t.Fatal(err)
+	}
+	if s, err = Open(o); err != nil {
+		t.Fatal(err)
+	}
+	if space, _, err = s.Space(); err != nil || space.Size != most+64<<20 {
+		t.Errorf("after a restart %+v, %v", space, err)
+	}
+}
+
+func TestGrowth(t *testing.T) {
+	const mib, gib = 1 << 20, 1 << 30
+	for _, c := range []struct {
+		name                    string
+		image, most, disk, free int64
+		want                    int64
+	}{
+		{"half", 4 * gib, math.MaxInt64, 100 * gib, 50 * gib, 2 * gib},
+		{"at most a step", 32 * gib, math.MaxInt64, 1000 * gib, 500 * gib, 8 * gib},
+		{"to its most", 4 * gib, 5 * gib, 100 * gib, 50 * gib, gib},
+		{"a tenth stays", 4 * gib, math.MaxInt64, 100 * gib, 11 * gib, gib},
+		{"1 GiB stays", 4 * gib, math.MaxInt64, 4 * gib, 1100 * mib, 76 * mib},
+		{"too little to matter", 4 * gib, math.MaxInt64, 100 * gib, 10*gib + 63*mib, 0},
+		{"is at its most", 4 * gib, 4 * gib, 100 * gib, 50 * gib, 0},
+		{"the disk is full", 4 * gib, math.MaxInt64, 100 * gib, 5 * gib, 0},
+	} {
+		if got := growth(c.image, c.most, c.disk, c.free); got != c.want {
+			t.Errorf("%s: %d MiB, want %d", c.name, got>>20, c.want>>20)
+		}
+	}
+}
+
+// fillVolume writes until it fails, which must be for that reason.
+func fillVolume(t *testing.T, v *Volume, want error) {
+	t.Helper()
+	dir, done := use(t, v)
+	defer done()
+	if _, err := fill(t, dir+"/all"); !errors.Is(err, want) {
+		t.Fatalf("ends in %v, want %v", err, want)
+	}
+}
+
+// volume makes one that goes with its Store.
+func volume(t *testing.T, s *Store, id dsec.SandboxID, bytes int64) *Volume {
+	t.Helper()
+	v, err := s.Create(context.Background(), id, Request{Bytes: bytes, UID: owner, GID: owner})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return v
+}

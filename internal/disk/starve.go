@@ -1,0 +1,207 @@
+package disk
+
+import (
+	"encoding/json"
+	"errors"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/opendsec/dsec"
+)
+
+// The limits of sandboxes may add up to more than the shared disk holds. A
+// sandbox that is under its own limit and finds the disk full fails by no act of
+// its own; so the Store remembers when the disk was full, for whoever judges what
+// ended in that time. The kernel tells of no such moment. So the Store looks
+// again before the disk can have become full since the last look: no node writes
+// more than maxRate.
+const (
+	// starveBelow is the Free at which the disk counts as full: what is written
+	// between two looks at the shortest distance, and some.
+	starveBelow = 32 << 20
+	maxRate     = 4 // bytes a nanosecond
+	soonest     = 5 * time.Millisecond
+	latest      = time.Second
+	// Creates are refused while less than a part of the disk is free, so that
+	// those who are there have it: minRoom at least and maxRoom at most.
+	roomPart = 64
+	minRoom  = 64 << 20
+	maxRoom  = 2 << 30
+	// maxSpans bounds what is remembered; the oldest two become one.
+	maxSpans = 64
+
+	starvedName = "starved.json"
+)
+
+// span is a time in which the disk was full. Until zero: it still is.
+type span struct {
+	From  time.Time `json:"from"`
+	Until time.Time `json:"until,omitzero"`
+}
+
+// starvation remembers when the disk was full.
+type starvation struct {
+	s *Store
+
+	mu    sync.Mutex
+	spans []span
+	seen  time.Time // of the last look, with the monotonic clock
+	space Space     // then
+	again time.Time // when to try again to grow
+}
+
+// openStarvation goes on with what an earlier Store knew. It is nil where the
+// volumes share no disk.
+func openStarvation(s *Store) (*starvation, error) {
+	space, ok, err := s.Space()
+	if err != nil || !ok {
+		return nil, err
+	}
+	v := &starvation{s: s, seen: time.Now(), space: space}
+	data, err := os.ReadFile(s.path(starvedName))
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		if space.Free < starveBelow {
+			v.spans = []span{{}} // nobody knows since when
+		}
+	case err != nil:
+		return nil, err
+	case json.Unmarshal(data, &v.spans) != nil:
+		v.spans = []span{{}} // nobody knows when it was
+	}
+	v.note(v.seen, space)
+	s.wg.Go(v.run)
+	return v, nil
+}
+
+func (v *starvation) run() {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-v.s.stop:
+			return
+		case <-timer.C:
+		}
+		v.grow()
+		v.look()
+		timer.Reset(min(latest, max(soonest, v.safe(starveBelow))))
+	}
+}
+
+// grow makes the disk larger, where it can and is to become so.
+func (v *starvation) grow() {
+	g, ok := v.s.driver.(grower)
+	if !ok || time.Now().Before(v.again) {
+		return
+	}
+	if err := g.grow(); err != nil {
+		v.s.log.Warn("disk: the image of all volumes does not grow", "err", err)
+		v.again = time.Now().Add(time.Minute)
+	}
+}
+
+// look takes a sample.
+func (v *starvation) look() {
+	now := time.Now()
+	space, _, err := v.s.Space()
+	if err != nil {
+		v.s.log.Error("disk: free space is not known", "err", err)
+		return // the next look decides about the time since the last
+	}
+	v.note(now, space)
+}
+
+// safe is how long after the last look there is more than so much free for sure.
+func (v *starvation) safe(bytes int64) time.Duration {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return time.Duration((v.space.Free - bytes) / maxRate)
+}
+
+// short looks again where it must, and reports whether less than that is free.
+func (v *starvation) short(bytes int64) (Space, bool) {
+	v.mu.Lock()
+	seen := v.seen
+	v.mu.Unlock()
+	if time.Since(seen) > v.safe(bytes) {
+		v.look()
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.space, v.space.Free < bytes
+}
+
+// note takes a sample in. The disk may have been full from just after the last
+// one on, and up to the next.
+func (v *starvation) note(at time.Time, space Space) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	last := v.seen
+	v.seen, v.space = at, space
+	n := len(v.spans)
+	open := n > 0 && v.spans[n-1].Until.IsZero()
+	switch full := space.Free < starveBelow; {
+	case full && !open:
+		v.spans = append(v.spans, span{From: last.Round(0)})
+		if len(v.spans) > maxSpans {
+			v.spans[1].From = v.spans[0].From
+			v.spans = v.spans[1:]
+		}
+		v.s.log.Error("the disk of all sandboxes is full: how commands end is not told until it has room", "size", space.Size, "free", space.Free)
+	case !full && open:
+		v.spans[n-1].Until = at.Round(0)
+		v.s.log.Info("the disk of all sandboxes has room again", "free", space.Free)
+	default:
+		return
+	}
+	if err := v.write(); err != nil {
+		v.s.log.Error("disk: it is not on record when the disk was full", "err", err)
+	}
+}
+
+// write makes the record outlive this process. The caller holds v.mu.
+func (v *starvation) write() error {
+	data, err := json.Marshal(v.spans)
+	if err != nil {
+		return err
+	}
+	fresh := v.s.path(starvedName + ".new")
+	return errors.Join(os.WriteFile(fresh, data, 0o600), os.Rename(fresh, v.s.path(starvedName)))
+}
+
+// Starved reports whether the disk that all volumes share was full at some time
+// between two: what could not be written then failed for no sandbox's own limit.
+// What it knows survives a restart.
+func (s *Store) Starved(from, until time.Time) bool {
+	v := s.starved
+	if v == nil {
+		return false
+	}
+	v.short(starveBelow)
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for _, p := range v.spans {
+		if !p.From.After(until) && (p.Until.IsZero() || !p.Until.Before(from)) {
+			return true
+		}
+	}
+	return false
+}
+
+// room refuses one more volume while those that are there may need what is left.
+func (s *Store) room() error {
+	v := s.starved
+	if v == nil {
+		return nil
+	}
+	v.mu.Lock()
+	size := v.space.Size
+	v.mu.Unlock()
+	want := min(maxRoom, max(minRoom, size/roomPart))
+	if space, short := v.short(want); short {
+		return dsec.Errorf(dsec.CodeExhausted, "the disk of all sandboxes has %d MiB free, and a new one wants %d left for those that run", space.Free>>20, want>>20)
+	}
+	return nil
+}
