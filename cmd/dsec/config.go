@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/sha256"
 	_ "embed"
 	"encoding/hex"
@@ -12,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -78,6 +80,8 @@ type ContainerConfig struct {
 	Cgroup         string `toml:"cgroup"`
 	DiskDriver     string `toml:"disk_driver"`
 	DiskImageBytes int64  `toml:"disk_image_bytes"`
+	// DiskImageMaxBytes, 0, is as much as the disk has.
+	DiskImageMaxBytes int64 `toml:"disk_image_max_bytes"`
 }
 
 // Limits are the sections [edge.default_limits] and [edge.max_limits].
@@ -119,8 +123,9 @@ func (c *Config) adminKey() string   { return filepath.Join(c.DataDir, "admin.ke
 func (c *Config) edgeSocket() string { return filepath.Join(c.RunDir, "edge.sock") }
 
 // loadConfig reads the defaults, then the file, then the environment. path
-// empty is the default file, which need not be there.
-func loadConfig(path string) (*Config, error) {
+// empty is the default file, which need not be there. strict refuses every
+// variable that begins with DSEC_ and is not known.
+func loadConfig(path string, strict bool) (*Config, error) {
 	var c Config
 	if err := decode(defaultConfig, &c); err != nil {
 		return nil, err
@@ -138,10 +143,11 @@ func loadConfig(path string) (*Config, error) {
 	case path != "" || !errors.Is(err, fs.ErrNotExist):
 		return nil, dsec.Invalid("config", "%v", err)
 	}
-	if err := fromEnv("DSEC", reflect.ValueOf(&c).Elem()); err != nil {
+	names, err := fromEnv("DSEC", reflect.ValueOf(&c).Elem())
+	if err != nil {
 		return nil, err
 	}
-	return &c, nil
+	return &c, checkEnv(os.Environ(), names, strict)
 }
 
 func decode(data []byte, c *Config) error {
@@ -160,40 +166,87 @@ func decode(data []byte, c *Config) error {
 	return err
 }
 
-// fromEnv sets every field whose variable is in the environment.
-func fromEnv(prefix string, v reflect.Value) error {
+// fromEnv sets every field whose variable is in the environment, and returns the
+// names of all that there could be.
+func fromEnv(prefix string, v reflect.Value) (names []string, err error) {
 	for i := range v.NumField() {
 		name := prefix + "_" + strings.ToUpper(v.Type().Field(i).Tag.Get("toml"))
 		f := v.Field(i)
+		if f.Kind() == reflect.Struct {
+			below, err := fromEnv(name, f)
+			if err != nil {
+				return nil, err
+			}
+			names = append(names, below...)
+			continue
+		}
+		names = append(names, name)
 		text, set := os.LookupEnv(name)
-		var err error
+		if !set {
+			continue
+		}
 		switch p := f.Addr().Interface().(type) {
 		case *string:
-			if set {
-				*p = text
-			}
+			*p = text
 		case *int64:
-			if set {
-				*p, err = strconv.ParseInt(text, 10, 64)
-			}
+			*p, err = strconv.ParseInt(text, 10, 64)
 		case *duration:
-			if set {
-				err = p.UnmarshalText([]byte(text))
-			}
+			err = p.UnmarshalText([]byte(text))
 		case *[]string:
-			if set {
-				*p = splitList(text)
-			}
-		default:
-			if err := fromEnv(name, f); err != nil {
-				return err
-			}
+			*p = splitList(text)
 		}
 		if err != nil {
-			return dsec.Invalid(name, "want a value like the one in dsec.toml: %v", err)
+			return nil, dsec.Invalid(name, "want a value like the one in dsec.toml: %v", err)
+		}
+	}
+	return names, nil
+}
+
+// otherNames are variables that are of no key of the configuration: of clients,
+// and of the tests and measurements that run this binary.
+var (
+	otherNames    = []string{"DSEC_URL", "DSEC_API_KEY", "DSEC_KEY_FILE", "DSEC_BACKEND", "DSEC_CRASH", "DSEC_LAUNCHER", "DSEC_BIN", "DSEC_BINARY", "DSEC_MUST", "DSEC_WITHOUT", "DSEC_LEDGER", "DSEC_IN_GUEST"}
+	otherPrefixes = []string{"DSEC_TEST_", "DSEC_BENCH_"}
+)
+
+// checkEnv refuses a variable that looks like one of ours and is none, which would
+// be a setting that does nothing. What is far from every name (strict is false) is
+// a user's own.
+func checkEnv(environ, names []string, strict bool) error {
+	names = append(names, otherNames...)
+	for _, kv := range environ {
+		name, _, _ := strings.Cut(kv, "=")
+		if !strings.HasPrefix(name, "DSEC_") || slices.Contains(names, name) ||
+			slices.ContainsFunc(otherPrefixes, func(p string) bool { return strings.HasPrefix(name, p) }) {
+			continue
+		}
+		nearest := slices.MinFunc(names, func(a, b string) int { return cmp.Compare(distance(name, a), distance(name, b)) })
+		if strict || distance(name, nearest) <= 2 {
+			return dsec.Invalid(name, "there is no such variable; is %s meant? `dsec config` lists all keys", nearest)
 		}
 	}
 	return nil
+}
+
+// distance is how many characters must be put in, left out or changed to make b of a.
+func distance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		above := row[0] // of the column to the left
+		row[0] = i + 1
+		for j := range len(b) {
+			change := above
+			if a[i] != b[j] {
+				change++
+			}
+			above = row[j+1]
+			row[j+1] = min(change, above+1, row[j]+1)
+		}
+	}
+	return row[len(b)]
 }
 
 func splitList(text string) []string {
@@ -224,6 +277,7 @@ func (c *ContainerConfig) validate() error {
 		{"warm", c.Warm, 0, 4096},
 		{"ready", c.Ready, 1, 256},
 		{"disk_image_bytes", c.DiskImageBytes, 0, 1 << 50},
+		{"disk_image_max_bytes", c.DiskImageMaxBytes, 0, 1 << 50},
 	} {
 		if r.v < r.low || r.v > r.high {
 			return dsec.Invalid("container."+r.name, "is %d, want %d to %d", r.v, r.low, r.high)

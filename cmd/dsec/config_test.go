@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"math"
 	"os"
 	"path/filepath"
@@ -32,7 +33,7 @@ func TestFileThenEnvironment(t *testing.T) {
 	t.Setenv("DSEC_EDGE_MAX_CALLS", "9")
 	t.Setenv("DSEC_EDGE_BACKENDS", "fake, container")
 	t.Setenv("DSEC_EDGE_DEFAULT_LIMITS_PIDS", "3")
-	c, err := loadConfig(path)
+	c, err := loadConfig(path, true)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -105,5 +106,39 @@ func TestEveryCommandIsComplete(t *testing.T) {
 		if name != "launcher" && name != "import-helper" && !strings.Contains(string(text), verb) {
 			t.Errorf("docs/cli.md does not tell of %q", name)
 		}
+	}
+}
+
+func TestUnknownVariables(t *testing.T) {
+	t.Setenv("DSEC_TEST_BACKEND", "x")
+	t.Setenv("DSEC_URL", "http://127.0.0.1:1")
+	none := filepath.Join(t.TempDir(), "dsec.toml")
+	if err := os.WriteFile(none, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	load := func(name string, strict bool) error {
+		t.Helper()
+		if err := os.Setenv(name, "1"); err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = os.Unsetenv(name) }()
+		_, err := loadConfig(none, strict)
+		return err
+	}
+	for name, nearest := range map[string]string{
+		"DSEC_EDGE_MAX_SANBOXES": "DSEC_EDGE_MAX_SANDBOXES", "DSEC_EDGE_MAXCALLS": "DSEC_EDGE_MAX_CALLS", "DSEC_URLS": "DSEC_URL", "DSEC_APIKEY": "DSEC_API_KEY",
+	} {
+		for _, strict := range []bool{true, false} {
+			var e *dsec.Error
+			if err := load(name, strict); !errors.As(err, &e) || e.Code != dsec.CodeInvalid || e.Field != name || !strings.Contains(e.Message, nearest+" meant") {
+				t.Errorf("%s: %v, want %s", name, err, nearest)
+			}
+		}
+	}
+	if err := load("DSEC_MY_OWN_SANDBOX", true); err == nil {
+		t.Error("a server takes a variable that does nothing")
+	}
+	if err := load("DSEC_MY_OWN_SANDBOX", false); err != nil {
+		t.Errorf("a client refuses a variable that is not its own: %v", err)
 	}
 }

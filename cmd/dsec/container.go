@@ -1,8 +1,10 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
+	"math"
 	"os"
 	"path/filepath"
 
@@ -20,9 +22,10 @@ func openContainer(cfg *Config, log *slog.Logger) (backend.Backend, error) {
 		return nil, err
 	}
 	c := cfg.Container
+	largest := cmp.Or(c.DiskImageMaxBytes, math.MaxInt64)
 	return container.New(container.Config{
 		RunDir: filepath.Join(cfg.RunDir, "container"),
-		Disk:   disk.Options{Dir: filepath.Join(cfg.DataDir, "volumes"), Driver: c.DiskDriver, ImageBytes: c.DiskImageBytes, Log: log},
+		Disk:   disk.Options{Dir: cfg.volumes(), Driver: c.DiskDriver, ImageBytes: c.DiskImageBytes, MaxImageBytes: largest, Log: log},
 		Cgroup: cfg.cgroup(), Exclusive: true,
 		Chronus:  chronus,
 		Warm:     int(c.Warm),
@@ -57,6 +60,9 @@ func writeChronus(dir string) (string, error) {
 	}
 	return chronus, nil
 }
+
+// volumes is where the writable layers are.
+func (c *Config) volumes() string { return filepath.Join(c.DataDir, "volumes") }
 
 // cgroup is the name of this server's cgroups: that of the configuration, or
 // one that no server with other data has.

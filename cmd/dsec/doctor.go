@@ -14,11 +14,11 @@ func runDoctor(ctx context.Context, e *env, args []string) error {
 	if _, err := f.parse(args, 0, 0, 0); err != nil {
 		return err
 	}
-	cfg, err := loadConfig(f.config)
+	cfg, err := loadConfig(f.config, true)
 	if err != nil {
 		return err
 	}
-	found := doctor.Check(ctx, doctor.Options{Dir: cfg.DataDir})
+	found := doctor.Check(ctx, doctor.Options{Dir: cfg.DataDir, Volumes: cfg.volumes()})
 	rows := [][]string{}
 	for _, c := range found {
 		mark := "ok"

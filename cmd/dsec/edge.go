@@ -43,7 +43,7 @@ func runEdge(ctx context.Context, e *env, args []string) error {
 	node, err := startEdge(ctx, cfg, log, reg, &stack)
 	if err == nil {
 		stack.Serve(daemon.HTTPServer(node.Handler(), log), socket, failed)
-		err = serveStatus(cfg, log, reg, &stack, failed)
+		err = serveStatus(cfg, log, reg, node.Ready, &stack, failed)
 	}
 	if err != nil {
 		return errors.Join(err, stop(log, &stack, node))
@@ -52,7 +52,7 @@ func runEdge(ctx context.Context, e *env, args []string) error {
 	return wait(ctx, log, &stack, node, failed)
 }
 
-func serveStatus(cfg *Config, log *slog.Logger, reg *prometheus.Registry, stack *daemon.Stack, failed chan<- error) error {
+func serveStatus(cfg *Config, log *slog.Logger, reg *prometheus.Registry, ready func() error, stack *daemon.Stack, failed chan<- error) error {
 	if cfg.Edge.MetricsListen == "" {
 		return nil
 	}
@@ -60,7 +60,7 @@ func serveStatus(cfg *Config, log *slog.Logger, reg *prometheus.Registry, stack 
 	if err != nil {
 		return err
 	}
-	stack.Serve(daemon.HTTPServer(daemon.WithStatus(daemon.WithProfiles(http.NotFoundHandler(), daemon.Loopback), reg, daemon.Loopback), log), l, failed)
+	stack.Serve(daemon.HTTPServer(daemon.WithStatus(http.NotFoundHandler(), reg, ready, daemon.Loopback), log), l, failed)
 	return nil
 }
 

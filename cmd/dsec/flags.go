@@ -102,7 +102,7 @@ func (f *flags) connect(args []string, low, high, verbatim int) (*client.Client,
 
 // client makes the API client.
 func (f *flags) client() (*client.Client, error) {
-	cfg, err := loadConfig(f.config)
+	cfg, err := loadConfig(f.config, false)
 	if err != nil {
 		return nil, err
 	}

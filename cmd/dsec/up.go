@@ -35,7 +35,7 @@ func serverFlags(e *env, name string) (*flags, func(args []string) (*Config, err
 		if _, err := f.parse(args, 0, 0, 0); err != nil {
 			return nil, err
 		}
-		cfg, err := loadConfig(f.config)
+		cfg, err := loadConfig(f.config, true)
 		if err != nil {
 			return nil, err
 		}

@@ -69,6 +69,9 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 // a stop does not wait for them. Requests under way go on.
 func (s *Server) Stopping() { s.stop() }
 
+// Ready is nil where sandboxes can be made, and tells the operator why where not.
+func (s *Server) Ready() error { return s.edges.Ready() }
+
 // Close ends what the server runs for itself.
 func (s *Server) Close() {
 	s.stop()

@@ -42,12 +42,23 @@ func Registry() *prometheus.Registry {
 	return r
 }
 
-// WithStatus adds /healthz and /metrics to h. Metrics hold no names of
-// sandboxes or projects; they go to callers that allow admits.
-func WithStatus(h http.Handler, reg *prometheus.Registry, allow func(*http.Request) bool) http.Handler {
+// WithStatus adds /healthz and /metrics to h. What is not ready answers 503; the
+// reason, which may name paths of the host, and the metrics, which hold no names
+// of sandboxes or projects, go to callers that allow admits.
+func WithStatus(h http.Handler, reg *prometheus.Registry, ready func() error, allow func(*http.Request) bool) http.Handler {
 	metrics := promhttp.HandlerFor(reg, promhttp.HandlerOpts{})
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok\n") })
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, r *http.Request) {
+		if err := ready(); err != nil {
+			why := "not ready"
+			if allow(r) {
+				why += ": " + err.Error()
+			}
+			http.Error(w, why, http.StatusServiceUnavailable)
+			return
+		}
+		_, _ = io.WriteString(w, "ok\n")
+	})
 	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, r *http.Request) {
 		if !allow(r) {
 			http.Error(w, "denied", http.StatusForbidden)

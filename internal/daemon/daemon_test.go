@@ -74,8 +74,8 @@ func TestServeAndStatus(t *testing.T) {
 	l, err := ListenUnix(path)
 	check(t, err)
 	allowed := true
-	allow := func(*http.Request) bool { return allowed }
-	h := WithStatus(WithProfiles(http.NotFoundHandler(), allow), Registry(), allow)
+	var notReady error
+	h := WithStatus(http.NotFoundHandler(), Registry(), func() error { return notReady }, func(*http.Request) bool { return allowed })
 	s.Serve(HTTPServer(h, testutil.Logger(t)), l, make(chan error, 1))
 	tr := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", path)
@@ -91,6 +91,10 @@ func TestServeAndStatus(t *testing.T) {
 	if code, body := get("/healthz"); code != 200 || body != "ok\n" {
 		t.Errorf("%d %q", code, body)
 	}
+	notReady = errors.New("no backend")
+	if code, body := get("/healthz"); code != 503 || body != "not ready: no backend\n" {
+		t.Errorf("%d %q", code, body)
+	}
 	if code, body := get("/metrics"); code != 200 || !strings.Contains(body, "go_goroutines") {
 		t.Errorf("%d", code)
 	}
@@ -98,10 +102,11 @@ func TestServeAndStatus(t *testing.T) {
 		t.Errorf("%d %.200q", code, body)
 	}
 	allowed = false
-	for _, path := range []string{"/metrics", "/debug/pprof/", "/debug/pprof/profile?seconds=1"} {
-		if code, _ := get(path); code != 403 {
-			t.Errorf("%s for a refused caller: %d", path, code)
-		}
+	if code, body := get("/healthz"); code != 503 || body != "not ready\n" {
+		t.Errorf("%d %q", code, body)
+	}
+	if code, _ := get("/metrics"); code != 403 {
+		t.Errorf("refused caller: %d", code)
 	}
 	tr.CloseIdleConnections()
 	check(t, s.Stop(t.Context()))

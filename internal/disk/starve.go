@@ -190,6 +190,9 @@ func (s *Store) Starved(from, until time.Time) bool {
 	return false
 }
 
+// Room is how much of a disk of that size must be free for one more volume.
+func Room(size int64) int64 { return min(maxRoom, max(minRoom, size/roomPart)) }
+
 // room refuses one more volume while those that are there may need what is left.
 func (s *Store) room() error {
 	v := s.starved
@@ -199,7 +202,7 @@ func (s *Store) room() error {
 	v.mu.Lock()
 	size := v.space.Size
 	v.mu.Unlock()
-	want := min(maxRoom, max(minRoom, size/roomPart))
+	want := Room(size)
 	if space, short := v.short(want); short {
 		return dsec.Errorf(dsec.CodeExhausted, "the disk of all sandboxes has %d MiB free, and a new one wants %d left for those that run", space.Free>>20, want>>20)
 	}

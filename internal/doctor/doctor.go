@@ -45,6 +45,8 @@ type Options struct {
 	// Dir is where volumes will be: drivers differ by its file system. The
 	// nearest directory above it that exists is looked at.
 	Dir string
+	// Volumes is the directory of the volumes themselves, where there may be some.
+	Volumes string
 }
 
 // check answers one question. An error means no.
@@ -65,6 +67,7 @@ func checks() []check {
 		{"erofs from files", Recommended, erofsFromFile, "install Linux 6.12 or later; without, each layer takes a loop device"},
 		{"cgroups", Required, cgroups, "mount cgroup v2 with memory, pids and cpu: systemd.unified_cgroup_hierarchy=1 on the kernel command line"},
 		{"disk limits", Required, disks, "turn project quotas on for the data directory's file system, or apt-get install btrfs-progs (Linux 6.7 or later), or e2fsprogs"},
+		{"disk space", Recommended, diskSpace, "end sandboxes, free space on the data directory's file system, or raise container.disk_image_max_bytes: commands that run while the disk is full have no outcome"},
 		{"seccomp", Required, seccomp, "use a kernel with CONFIG_SECCOMP_FILTER"},
 		{"raise limits", Recommended, resource, "give dsec CAP_SYS_RESOURCE: without, it keeps neither its own oom_score_adj nor 65,536 files for commands"},
 		{"open files", Recommended, nofile, "raise the hard limit: LimitNOFILE=1048576 in the systemd unit, or /etc/security/limits.conf"},
@@ -271,6 +274,24 @@ func disks(_ context.Context, o Options) (string, error) {
 	}
 	return detail, nil
 }
+
+// diskSpace tells how full the disk of all sandboxes is.
+func diskSpace(_ context.Context, o Options) (string, error) {
+	driver, space, err := disk.Inspect(o.Volumes)
+	if errors.Is(err, os.ErrPermission) {
+		return "", errors.New("only root can tell")
+	}
+	if err != nil || driver == "" {
+		return "no sandbox was made yet", err
+	}
+	detail := fmt.Sprintf("%s: size %.1f GiB, used %.1f, allocated %.1f, free %.1f", driver, gib(space.Size), gib(space.Used), gib(space.Allocated), gib(space.Free))
+	if space.Free < disk.Room(space.Size) {
+		return detail, errors.New("creates are refused")
+	}
+	return detail, nil
+}
+
+func gib(n int64) float64 { return float64(n) / (1 << 30) }
 
 func seccomp(context.Context, Options) (string, error) {
 	text, err := os.ReadFile("/proc/sys/kernel/seccomp/actions_avail")

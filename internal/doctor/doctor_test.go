@@ -3,8 +3,11 @@ package doctor
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/disk"
 	"github.com/opendsec/dsec/internal/testutil"
 )
 
@@ -39,6 +42,30 @@ func TestCheckLeavesNothing(t *testing.T) {
 	Check(t.Context(), Options{Dir: dir})
 	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
 		t.Errorf("left: %v, %v", left, err)
+	}
+}
+
+// What doctor says of the disk of all sandboxes is what the store of volumes says.
+func TestDiskSpace(t *testing.T) {
+	testutil.Require(t, testutil.Root)
+	dir := testutil.Dir(t)
+	testutil.Ledger(t, filepath.Base(dir))
+	if detail, err := diskSpace(t.Context(), Options{Volumes: filepath.Join(dir, "none")}); err != nil || detail != "no sandbox was made yet" {
+		t.Errorf("without volumes: %q, %v", detail, err)
+	}
+	s, err := disk.Open(disk.Options{Dir: dir, Driver: "btrfs", ImageBytes: 512 << 20})
+	if err != nil && dsec.CodeOf(err) == dsec.CodeUnsupported {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	detail, err := diskSpace(t.Context(), Options{Volumes: dir})
+	if err != nil || !strings.HasPrefix(detail, "btrfs: size 0.5 GiB, used 0.0, allocated 0.") {
+		t.Errorf("%q, %v", detail, err)
+	}
+	if err := s.Destroy(t.Context()); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -102,8 +102,8 @@ func (e *Edge) offered(kind dsec.Kind) (*offer, error) {
 	if o == nil {
 		return nil, &dsec.Error{Code: dsec.CodeUnsupported, Field: "backend", Message: fmt.Sprintf("want one of %s, got %q", e.kindNames(), kind)}
 	}
-	if !o.info.Available {
-		return nil, &dsec.Error{Code: dsec.CodeUnsupported, Field: "backend", Message: fmt.Sprintf("%s cannot run on this node; its log and `dsec doctor` tell why", kind)}
+	if !o.info.Load().Available {
+		return nil, &dsec.Error{Code: dsec.CodeUnsupported, Field: "backend", Message: fmt.Sprintf("%s cannot run on this node now; its log and `dsec doctor` tell why", kind)}
 	}
 	return o, nil
 }

@@ -29,8 +29,6 @@ import (
 	"time"
 
 	"github.com/opendsec/dsec"
-	"github.com/opendsec/dsec/internal/backend"
-	"github.com/opendsec/dsec/internal/hostos"
 	"github.com/opendsec/dsec/internal/journal"
 )
 
@@ -64,12 +62,6 @@ type Edge struct {
 	keys      map[requestKey]*sandbox
 	live      int        // sandboxes that hold objects or soon will
 	ended     []*sandbox // oldest first
-}
-
-// offer is one backend and what it can do.
-type offer struct {
-	backend.Backend
-	info backend.Info
 }
 
 // requestKey names a create for its repetitions.
@@ -165,7 +157,7 @@ func (e *Edge) begin() error {
 	switch {
 	case e.draining.Load():
 		e.end()
-		return dsec.Errorf(dsec.CodeUnavailable, "the edge shuts down")
+		return errDraining
 	case !e.ready.Load():
 		e.end()
 		return errStarting
@@ -187,7 +179,10 @@ func (e *Edge) beginEnd() error {
 	return nil
 }
 
-var errStarting = dsec.Errorf(dsec.CodeUnavailable, "the edge starts up")
+var (
+	errStarting = dsec.Errorf(dsec.CodeUnavailable, "the edge starts up")
+	errDraining = dsec.Errorf(dsec.CodeUnavailable, "the edge shuts down")
+)
 
 func (e *Edge) end() {
 	if e.calls.Add(-1) == 0 && e.draining.Load() {

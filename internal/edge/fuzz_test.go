@@ -16,9 +16,11 @@ import (
 // bareEdge is enough of an edge to check requests and records.
 func bareEdge() *Edge {
 	cfg := Config{StateDir: "unused", Logger: slog.New(slog.DiscardHandler)}.withDefaults()
+	o := new(offer)
+	o.info.Store(&backend.Info{Kind: dsec.KindFake, Available: true})
 	return &Edge{
 		cfg: cfg, log: cfg.Logger, clock: cfg.clock,
-		backends: map[dsec.Kind]*offer{dsec.KindFake: {info: backend.Info{Kind: dsec.KindFake, Available: true}}},
+		backends: map[dsec.Kind]*offer{dsec.KindFake: o},
 		kinds:    []dsec.Kind{dsec.KindFake},
 	}
 }

@@ -38,8 +38,8 @@ func (e *Edge) Handler() http.Handler {
 
 func (e *Edge) health(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "text/plain")
-	if !e.ready.Load() || e.draining.Load() {
-		http.Error(w, "not ready", http.StatusServiceUnavailable)
+	if err := e.Ready(); err != nil {
+		http.Error(w, "not ready: "+err.Error(), http.StatusServiceUnavailable)
 		return
 	}
 	_, _ = w.Write([]byte("ok\n"))

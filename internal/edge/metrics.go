@@ -6,6 +6,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/backend"
 )
 
 // metrics counts what the edge does. Labels come from closed lists: kinds,
@@ -19,6 +20,7 @@ type metrics struct {
 	kills   *prometheus.CounterVec
 	failed  prometheus.Counter
 	stuck   prometheus.Counter
+	starved prometheus.Counter
 }
 
 // buckets reach from 0.25 ms to 65 s.
@@ -34,6 +36,7 @@ func newMetrics(e *Edge) *metrics {
 		kills:   prometheus.NewCounterVec(prometheus.CounterOpts{Name: "dsec_edge_kills_total", Help: "Sandboxes ended on purpose, by reason."}, []string{"reason"}),
 		failed:  prometheus.NewCounter(prometheus.CounterOpts{Name: "dsec_edge_failed_total", Help: "Sandboxes of which PID 1 ended by itself."}),
 		stuck:   prometheus.NewCounter(prometheus.CounterOpts{Name: "dsec_edge_stuck_total", Help: "Attempts to free a sandbox that failed."}),
+		starved: prometheus.NewCounter(prometheus.CounterOpts{Name: "dsec_edge_starved_commands_total", Help: "Commands whose end was not told, because the disk of all sandboxes was full while they ran."}),
 	}
 	if e.cfg.Metrics != nil {
 		live := prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "dsec_edge_sandboxes", Help: "Sandboxes that hold objects of this node."}, func() float64 {
@@ -42,9 +45,42 @@ func newMetrics(e *Edge) *metrics {
 			return float64(e.live)
 		})
 		calls := prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "dsec_edge_calls", Help: "Requests in progress."}, func() float64 { return float64(e.calls.Load()) })
-		e.cfg.Metrics.MustRegister(m.creates, m.create, m.execs, m.exec, m.errors, m.kills, m.failed, m.stuck, live, calls)
+		e.cfg.Metrics.MustRegister(m.creates, m.create, m.execs, m.exec, m.errors, m.kills, m.failed, m.stuck, m.starved, live, calls, diskSpace{e})
 	}
 	return m
+}
+
+// diskSpace tells how full the disk is that the sandboxes of a backend share.
+type diskSpace struct{ e *Edge }
+
+var diskSpaceDesc = prometheus.NewDesc("dsec_edge_disk_bytes",
+	"The disk that the sandboxes of a backend share: its size, what is used, what is allocated (used or set apart), and what can still be written (free).",
+	[]string{"backend", "part"}, nil)
+
+// Describe implements prometheus.Collector.
+func (diskSpace) Describe(ch chan<- *prometheus.Desc) { ch <- diskSpaceDesc }
+
+// Collect implements prometheus.Collector.
+func (d diskSpace) Collect(ch chan<- prometheus.Metric) {
+	if !d.e.ready.Load() {
+		return // the backends are not known yet
+	}
+	for _, kind := range d.e.kinds {
+		shared, ok := d.e.backends[kind].Backend.(backend.DiskSharer)
+		if !ok {
+			continue
+		}
+		space, ok, err := shared.DiskSpace()
+		if err != nil {
+			d.e.log.Warn("space of the disk is not known", "backend", kind, "err", err)
+		}
+		if !ok || err != nil {
+			continue
+		}
+		for part, n := range map[string]int64{"size": space.Size, "used": space.Used, "allocated": space.Allocated, "free": space.Free} {
+			ch <- prometheus.MustNewConstMetric(diskSpaceDesc, prometheus.GaugeValue, float64(n), string(kind), part)
+		}
+	}
 }
 
 func (m *metrics) created(kind dsec.Kind, warm bool, err error, d time.Duration) {

@@ -37,7 +37,10 @@ func (p processService) Exec(ctx context.Context, req *connect.Request[dsecv1.Ex
 	}
 	defer ev.Close()
 	out, err := p.collect(ev)
-	if err != nil {
+	switch {
+	case err != nil && ev.exited:
+		return nil, err
+	case err != nil:
 		if !c.keeps() {
 			ev.kill()
 		}
@@ -76,7 +79,9 @@ func (p processService) collect(ev *events) (*dsecv1.ExecResponse, error) {
 		case chronusapi.EventGap:
 			return nil, dsec.Errorf(dsec.CodeOutcomeUnknown, "%d bytes of output were lost", e.To-e.Seq)
 		case chronusapi.EventExited:
-			p.e.metrics.command(e.Outcome)
+			if err := ev.c.ended(ev.process, &e.Outcome); err != nil {
+				return nil, err
+			}
 			out.Outcome = outcomeProto(&e.Outcome)
 			return out, nil
 		}
@@ -111,6 +116,9 @@ func (p processService) Start(ctx context.Context, req *connect.Request[dsecv1.S
 	}
 	defer ev.Close()
 	err = p.stream(ctx, ev, stream)
+	if ev.exited {
+		return err
+	}
 	if err != nil && !m.Detach && !c.keeps() {
 		ev.kill()
 	}
@@ -140,7 +148,10 @@ func (p processService) Attach(ctx context.Context, req *connect.Request[dsecv1.
 		return ofProcess(c.fail(err))
 	}
 	defer ev.Close()
-	err = c.fail(ev.forward(out))
+	if err = ev.forward(out); ev.exited {
+		return err
+	}
+	err = c.fail(err)
 	if c.closing() && ctx.Err() == nil {
 		return errClosing // watching changes nothing: to attach again is safe
 	}
@@ -156,7 +167,11 @@ func (p processService) ListProcesses(ctx context.Context, req *connect.Request[
 	err := p.e.with(ctx, req.Header(), req.Msg.SandboxId, func(c *call) error {
 		list, err := c.client.Processes(c.ctx)
 		for i := range list {
-			out.Processes = append(out.Processes, processProto(&list[i]))
+			m := processProto(&list[i])
+			if err := p.e.starved(c.s, m.ProcessId, list[i].Outcome); err != nil {
+				m.Outcome, m.Fault = nil, err.Error()
+			}
+			out.Processes = append(out.Processes, m)
 		}
 		return err
 	})

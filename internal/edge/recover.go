@@ -100,6 +100,11 @@ func (e *Edge) Recover(ctx context.Context) error {
 	}
 	e.dropOld()
 	e.ready.Store(true)
+	for _, kind := range e.kinds {
+		if o := e.backends[kind]; !o.info.Load().Available {
+			e.run(func() { e.probeAgain(o) })
+		}
+	}
 	e.mu.RLock()
 	live := e.live
 	e.mu.RUnlock()
@@ -110,19 +115,13 @@ func (e *Edge) Recover(ctx context.Context) error {
 // probe asks the backends what this host can do.
 func (e *Edge) probe(ctx context.Context) error {
 	for _, b := range e.cfg.Backends {
-		info, err := b.Probe(ctx)
-		if err != nil {
-			info.Available = false
-			info.Notes = append(info.Notes, "the probe failed")
-			e.log.Error("backend cannot be probed", "backend", info.Kind, "err", err)
-		}
+		o := &offer{Backend: b}
+		o.probe(ctx, e.log)
+		info := o.info.Load()
 		if info.Kind == "" || e.backends[info.Kind] != nil {
 			return fmt.Errorf("edge: backends want one kind each, got %q twice or none", info.Kind)
 		}
-		if !info.Available {
-			e.log.Warn("backend cannot run here", "backend", info.Kind, "notes", info.Notes)
-		}
-		e.backends[info.Kind] = &offer{Backend: b, info: info}
+		e.backends[info.Kind] = o
 		e.kinds = append(e.kinds, info.Kind)
 	}
 	return nil

@@ -41,7 +41,7 @@ func (v service) Info(context.Context, *connect.Request[dsecv1.InfoRequest]) (*c
 		Sandboxes: int64(live), MaxSandboxes: int64(e.cfg.MaxSandboxes), Draining: e.draining.Load(),
 	}
 	for _, kind := range e.kinds {
-		info := e.backends[kind].info
+		info := e.backends[kind].info.Load()
 		out.Backends = append(out.Backends, &dsecv1.BackendInfo{Kind: string(kind), Available: info.Available, Notes: info.Notes, Features: info.Features})
 	}
 	return connect.NewResponse(out), nil

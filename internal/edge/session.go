@@ -109,12 +109,16 @@ func (c *call) runCommand(m *dsecv1.RunCommandRequest, out *sender) error {
 			return c.failStarted(process, err)
 		}
 		process = max(process, e.Process)
+		if e.Kind == chronusapi.EventExited {
+			if err := c.ended(process, &e.Outcome); err != nil {
+				_, _ = stream.Next() // its end: the command is not to be interrupted
+				return err
+			}
+		}
 		if err := out.put(&e); err != nil {
 			return err
 		}
-		if last = e.Kind; last == chronusapi.EventExited {
-			c.e.metrics.command(e.Outcome)
-		}
+		last = e.Kind
 	}
 }
 

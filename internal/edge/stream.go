@@ -24,6 +24,7 @@ type events struct {
 	stop    func()
 	process uint64 // 0: not known yet, and so not attached to again
 	next    uint64
+	exited  bool
 }
 
 // open opens a stream. Until its first event came the client's going away does
@@ -99,6 +100,8 @@ func (ev *events) Next() (chronusapi.Event, error) {
 				ev.next = e.Seq + uint64(len(e.Data))
 			case chronusapi.EventGap:
 				ev.next = e.To
+			case chronusapi.EventExited:
+				ev.exited = true
 			}
 			return e, nil
 		}
@@ -239,9 +242,8 @@ func (s *sender) put(e *chronusapi.Event) error {
 // forward sends all events of a stream to a client: those that are there
 // together at once, and the exit with the end of the stream, which follows it.
 func (ev *events) forward(out *sender) error {
-	exited := false
 	for {
-		if !exited && !ev.stream.Wait(0) {
+		if !ev.exited && !ev.stream.Wait(0) {
 			out.flush()
 		}
 		e, err := ev.Next()
@@ -252,11 +254,12 @@ func (ev *events) forward(out *sender) error {
 			return err
 		}
 		if e.Kind == chronusapi.EventExited {
-			exited = true
-			ev.c.e.metrics.command(e.Outcome)
+			if err := ev.c.ended(ev.process, &e.Outcome); err != nil {
+				return err
+			}
 		}
 		if err := out.put(&e); err != nil {
-			if exited {
+			if ev.exited {
 				return nil
 			}
 			return err

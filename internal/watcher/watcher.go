@@ -13,6 +13,7 @@ import (
 	"net"
 	"net/http"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -189,6 +190,28 @@ func (w *Watcher) Nodes() []placement.Node {
 		}
 	}
 	return nodes
+}
+
+// Ready is nil where some edge can make sandboxes of some kind, and tells why, to
+// the operator, where none can.
+func (w *Watcher) Ready() error {
+	var why []string
+	for _, e := range w.edges {
+		e.mu.Lock()
+		fresh, info := e.info != nil && time.Since(e.seen) < staleAfter, e.info
+		e.mu.Unlock()
+		if !fresh {
+			why = append(why, "the edge at "+e.endpoint+" does not answer")
+			continue
+		}
+		for _, b := range info.Backends {
+			if b.Available {
+				return nil
+			}
+			why = append(why, fmt.Sprintf("%s: %s", b.Kind, strings.Join(b.Notes, ", ")))
+		}
+	}
+	return dsec.Errorf(dsec.CodeUnavailable, "no sandbox can be made: %s; `dsec doctor` tells what is missing", strings.Join(why, "; "))
 }
 
 // Edges are those that are known, by ID.
