@@ -89,9 +89,10 @@ type Outcome struct {
 	MaxRSS   int64         // bytes
 }
 
-// OK reports whether the command exited by itself with status 0.
+// OK reports whether the command exited by itself with status 0. The zero Outcome,
+// which comes with every error, is of no command and not OK.
 func (o Outcome) OK() bool {
-	return o.Code == 0 && o.Signal == 0 && !o.OOM && !o.TimedOut && !o.OutputLimit
+	return !o.Started.IsZero() && o.Code == 0 && o.Signal == 0 && !o.OOM && !o.TimedOut && !o.OutputLimit
 }
 
 // ShellStatus is the status a POSIX shell would show: the code, or 128+n.

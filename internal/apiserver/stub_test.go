@@ -18,6 +18,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/client"
@@ -168,7 +169,7 @@ func (e *stubEdge) Exec(ctx context.Context, _ *connect.Request[dsecv1.ExecReque
 	if err != nil {
 		return nil, err
 	}
-	return connect.NewResponse(&dsecv1.ExecResponse{Outcome: &dsecv1.Outcome{End: &dsecv1.Outcome_ExitCode{}}}), nil
+	return connect.NewResponse(&dsecv1.ExecResponse{Outcome: done()}), nil
 }
 
 func (e *stubEdge) Start(ctx context.Context, _ *connect.Request[dsecv1.StartRequest], out *connect.ServerStream[dsecv1.ProcessEvent]) error {
@@ -178,6 +179,11 @@ func (e *stubEdge) Start(ctx context.Context, _ *connect.Request[dsecv1.StartReq
 	<-ctx.Done()
 	e.wrote <- struct{}{}
 	return ctx.Err()
+}
+
+// done is the outcome of a command that succeeded.
+func done() *dsecv1.Outcome {
+	return &dsecv1.Outcome{End: &dsecv1.Outcome_ExitCode{}, Started: timestamppb.Now()}
 }
 
 // RunCommand echoes the command; "hang" is one that ends when its client goes.
@@ -191,7 +197,7 @@ func (e *stubEdge) RunCommand(ctx context.Context, req *connect.Request[dsecv1.R
 	for _, ev := range []*dsecv1.ProcessEvent{
 		{Event: &dsecv1.ProcessEvent_Started{Started: &dsecv1.Started{ProcessId: 1}}},
 		{Event: &dsecv1.ProcessEvent_Output{Output: &dsecv1.Output{Data: []byte(req.Msg.Command)}}},
-		{Event: &dsecv1.ProcessEvent_Exited{Exited: &dsecv1.Exited{Outcome: &dsecv1.Outcome{End: &dsecv1.Outcome_ExitCode{}}}}},
+		{Event: &dsecv1.ProcessEvent_Exited{Exited: &dsecv1.Exited{Outcome: done()}}},
 	} {
 		if err := out.Send(ev); err != nil {
 			return err
