@@ -48,6 +48,11 @@ func (r *refusing) Start(_ context.Context, _ *connect.Request[dsecv1.StartReque
 	return r.start(out)
 }
 
+// Attach knows of no more than Start has told.
+func (r *refusing) Attach(context.Context, *connect.Request[dsecv1.AttachRequest], *connect.ServerStream[dsecv1.ProcessEvent]) error {
+	return apierr.Encode(&dsec.Error{Code: dsec.CodeNotFound, Field: "process_id", Message: "no process 7"})
+}
+
 func serve(t *testing.T, r *refusing) *Client {
 	t.Helper()
 	mux := http.NewServeMux()

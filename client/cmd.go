@@ -49,6 +49,7 @@ type Cmd struct {
 
 	sandbox *Sandbox
 	process *Process
+	ctx     context.Context // of the command
 	cancel  context.CancelFunc
 	events  *connect.ServerStreamForClient[dsecv1.ProcessEvent]
 	stdin   chan error // result of sending Stdin
@@ -91,7 +92,9 @@ func (c *Cmd) Run(ctx context.Context) (dsec.Outcome, error) {
 
 // Output runs the command and returns its standard output, also where the
 // outcome is a timeout or another failure of the command. Where no stream is
-// set it costs one round trip.
+// set it costs one round trip. It goes on as Wait does where the connection
+// breaks; only in the first tenth of a second of such a command it cannot, and
+// the error is then outcome_unknown: Processes tells whether it runs.
 func (c *Cmd) Output(ctx context.Context) ([]byte, dsec.Outcome, error) {
 	if c.Stdin == nil && c.PTY == nil {
 		return c.exec(ctx)
@@ -102,23 +105,46 @@ func (c *Cmd) Output(ctx context.Context) ([]byte, dsec.Outcome, error) {
 	return out.Bytes(), o, err
 }
 
+// handOver is how long a command is waited for in one call; one that runs longer
+// is followed by its number, which a restart of the server does not end.
+const handOver = 100 * time.Millisecond
+
 func (c *Cmd) exec(ctx context.Context) ([]byte, dsec.Outcome, error) {
 	res, err := call(ctx, c.sandbox.c, c.sandbox.c.process.Exec, &dsecv1.ExecRequest{
-		SandboxId: string(c.sandbox.id), Command: c.message(),
+		SandboxId: string(c.sandbox.id), Command: c.message(), MaxWait: durationpb.New(handOver),
 	}, never)
 	if err != nil {
 		return nil, dsec.Outcome{}, err
+	}
+	if c.Stderr != nil {
+		if _, err := c.Stderr.Write(res.Stderr); err != nil {
+			return res.Stdout, dsec.Outcome{}, err
+		}
+	}
+	if res.Outcome == nil && res.ProcessId != 0 {
+		return c.follow(ctx, res)
 	}
 	o, ok := outcomeOf(res.Outcome)
 	if !ok {
 		return nil, dsec.Outcome{}, dsec.Errorf(dsec.CodeOutcomeUnknown, "the server told no outcome")
 	}
-	if c.Stderr != nil {
-		if _, err := c.Stderr.Write(res.Stderr); err != nil {
-			return res.Stdout, o, err
-		}
-	}
 	return res.Stdout, o, nil
+}
+
+// follow waits for a command that the call did not wait for.
+func (c *Cmd) follow(ctx context.Context, res *dsecv1.ExecResponse) ([]byte, dsec.Outcome, error) {
+	c.process = &Process{sandbox: c.sandbox, ID: res.ProcessId}
+	out := bytes.NewBuffer(res.Stdout)
+	var lost uint64
+	f := follower{
+		p: c.process, stdout: out, stderr: c.Stderr, own: true, next: uint64(len(res.Stdout) + len(res.Stderr)),
+		gap: func(g Gap) { lost += g.To - g.From },
+	}
+	o, err := f.goOn(ctx)
+	if err == nil {
+		err = f.whole(lost)
+	}
+	return out.Bytes(), o, err
 }
 
 // Start starts the command and returns once it runs. Wait must be called. The
@@ -128,6 +154,7 @@ func (c *Cmd) Start(ctx context.Context) error {
 		return errors.New("client: Cmd used twice")
 	}
 	ctx, c.cancel = context.WithCancel(ctx)
+	c.ctx = ctx
 	if err := c.start(ctx, false); err != nil {
 		c.cancel()
 		return err
@@ -192,20 +219,36 @@ func (w *WindowSize) message() *dsecv1.TerminalSize {
 // Process is the started command's, valid after Start.
 func (c *Cmd) Process() *Process { return c.process }
 
-// Wait copies output until the command ends and returns how it ended. An
-// error means that the end is not known; the command may then go on, and
-// Process.Attach finds it.
+// Wait copies output until the command ends and returns how it ended. Where the
+// server is restarted meanwhile, or the connection breaks, it goes on with the
+// same command once the server is back, within a minute; but not where the input
+// was not sent whole. An error means that the end is not known; the command may
+// then go on, and Process.Attach finds it.
 func (c *Cmd) Wait() (dsec.Outcome, error) {
 	defer c.cancel()
-	o, err := c.process.relay(c.events, c.Stdout, c.Stderr, nil)
-	// A reader that blocks is not waited for: nobody takes its input any more.
+	f := follower{p: c.process, stdout: c.Stdout, stderr: c.Stderr, own: true}
+	var lost uint64
+	if c.Stdout != nil || c.Stderr != nil {
+		f.gap = func(g Gap) { lost += g.To - g.From }
+	}
+	o, broken, err := f.relay(c.events, dsecv1connect.ProcessServiceStartProcedure)
+	sent := false // a reader that blocks is not waited for: nobody takes its input any more
 	select {
 	case serr := <-c.stdin:
 		var re readError
 		if err != nil && errors.As(serr, &re) {
 			return o, re.error
 		}
+		sent = serr == nil
 	default:
+	}
+	if broken && sent {
+		o, err = f.goOn(c.ctx)
+	} else if broken {
+		err = f.mayGoOn(err)
+	}
+	if err == nil {
+		err = f.whole(lost)
 	}
 	return o, err
 }
@@ -227,61 +270,3 @@ func (s *Sandbox) Process(id uint64) *Process { return &Process{sandbox: s, ID: 
 
 // Gap is output that is lost, because the spool was full and nobody read it.
 type Gap struct{ From, To uint64 }
-
-// Attach copies the output from byte number `from` on, first what the spool
-// holds and then what comes, until the process ends. Closing ctx does not
-// touch the process. gap, where not nil, is told of bytes that are lost.
-func (p *Process) Attach(ctx context.Context, from uint64, stdout, stderr io.Writer, gap func(Gap)) (dsec.Outcome, error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	api := p.sandbox.c
-	stream, err := api.process.Attach(ctx, connect.NewRequest(&dsecv1.AttachRequest{
-		SandboxId: string(p.sandbox.id), ProcessId: p.ID, FromSeq: from,
-	}))
-	if err != nil {
-		return dsec.Outcome{}, api.typed(err, dsecv1connect.ProcessServiceAttachProcedure)
-	}
-	return p.relay(stream, stdout, stderr, gap)
-}
-
-func (p *Process) relay(in *connect.ServerStreamForClient[dsecv1.ProcessEvent], stdout, stderr io.Writer, gap func(Gap)) (dsec.Outcome, error) {
-	defer func() { _ = in.Close() }()
-	for in.Receive() {
-		o, ended, err := event(in.Msg(), stdout, stderr, gap)
-		if ended && err == nil {
-			in.Receive() // the end of the answer, without which its connection is lost
-		}
-		if err != nil || ended {
-			return o, err
-		}
-	}
-	if err := in.Err(); err != nil {
-		return dsec.Outcome{}, p.sandbox.c.typed(err, dsecv1connect.ProcessServiceStartProcedure)
-	}
-	return dsec.Outcome{}, dsec.Errorf(dsec.CodeOutcomeUnknown, "the stream ended before the command did; attach to process %d", p.ID)
-}
-
-// event hands one event on. ended is true for the last one.
-func event(ev *dsecv1.ProcessEvent, stdout, stderr io.Writer, gap func(Gap)) (o dsec.Outcome, ended bool, err error) {
-	switch ev := ev.GetEvent().(type) {
-	case *dsecv1.ProcessEvent_Output:
-		w := stdout
-		if ev.Output.Stream == dsecv1.Stream_STREAM_STDERR {
-			w = stderr
-		}
-		if w != nil {
-			_, err = w.Write(ev.Output.Data)
-		}
-	case *dsecv1.ProcessEvent_Gap:
-		if gap != nil {
-			gap(Gap{ev.Gap.From, ev.Gap.To})
-		}
-	case *dsecv1.ProcessEvent_Exited:
-		var ok bool
-		if o, ok = outcomeOf(ev.Exited.Outcome); !ok {
-			err = dsec.Errorf(dsec.CodeOutcomeUnknown, "the server told no outcome")
-		}
-		ended = true
-	}
-	return o, ended, err
-}

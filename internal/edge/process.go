@@ -30,13 +30,17 @@ func (p processService) Exec(ctx context.Context, req *connect.Request[dsecv1.Ex
 	if err != nil {
 		return nil, err
 	}
+	wait, err := timeout("max_wait", req.Msg.MaxWait)
+	if err != nil {
+		return nil, err
+	}
 	// Orphan: the death of this edge must not kill the command.
 	ev, err := c.start(chronusapi.StartRequest{Command: cmd, Stdin: req.Msg.Stdin, Orphan: true})
 	if err != nil {
 		return nil, c.fail(err)
 	}
 	defer ev.Close()
-	out, err := p.collect(ev)
+	out, err := p.collect(ev, wait)
 	switch {
 	case err != nil && ev.exited:
 		return nil, err
@@ -49,12 +53,17 @@ func (p processService) Exec(ctx context.Context, req *connect.Request[dsecv1.Ex
 	return connect.NewResponse(out), nil
 }
 
-// collect reads events to the exit.
-func (p processService) collect(ev *events) (*dsecv1.ExecResponse, error) {
+// collect reads events to the exit, or for so long where wait is not 0.
+func (p processService) collect(ev *events, wait time.Duration) (*dsecv1.ExecResponse, error) {
 	out := new(dsecv1.ExecResponse)
+	end := time.Now().Add(wait)
 	held := int64(0)
 	defer func() { p.e.buffered.Add(-held) }()
 	for {
+		// The first event is the start, without which there is nothing to go on with.
+		if wait > 0 && ev.process != 0 && !ev.stream.Wait(max(0, time.Until(end))) && ev.c.ctx.Err() == nil {
+			return out, nil
+		}
 		e, err := ev.Next()
 		if err != nil {
 			if errors.Is(err, io.EOF) {
@@ -131,7 +140,7 @@ func (p processService) stream(ctx context.Context, ev *events, stream *connect.
 	return ev.forward(out)
 }
 
-// Attach streams the events of a process. It does not own it.
+// Attach streams the events of a process, which it does not own unless it says so.
 func (p processService) Attach(ctx context.Context, req *connect.Request[dsecv1.AttachRequest], stream *connect.ServerStream[dsecv1.ProcessEvent]) error {
 	c, err := p.e.enter(ctx, req.Header(), req.Msg.SandboxId)
 	if err != nil {
@@ -145,11 +154,17 @@ func (p processService) Attach(ctx context.Context, req *connect.Request[dsecv1.
 	out.timer.Reset(attachedAfter)
 	ev, err := c.attach(req.Msg.ProcessId, req.Msg.FromSeq)
 	if err != nil {
+		if req.Msg.Own && ctx.Err() != nil && !c.keeps() {
+			(&events{c: c, process: req.Msg.ProcessId}).kill() // the client left while nothing came
+		}
 		return ofProcess(c.fail(err))
 	}
 	defer ev.Close()
 	if err = ev.forward(out); ev.exited {
 		return err
+	}
+	if err != nil && req.Msg.Own && !c.keeps() {
+		ev.kill()
 	}
 	err = c.fail(err)
 	if c.closing() && ctx.Err() == nil {

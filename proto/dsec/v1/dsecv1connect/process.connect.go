@@ -69,7 +69,7 @@ type ProcessServiceClient interface {
 	Start(context.Context, *connect.Request[v1.StartRequest]) (*connect.ServerStreamForClient[v1.ProcessEvent], error)
 	// Attach streams the events of a started process from a sequence number on:
 	// first what the spool still holds, then what comes. It ends with `exited`.
-	// Closing the stream does not touch the process.
+	// Closing the stream does not touch the process, unless `own` is set.
 	Attach(context.Context, *connect.Request[v1.AttachRequest]) (*connect.ServerStreamForClient[v1.ProcessEvent], error)
 	ListProcesses(context.Context, *connect.Request[v1.ListProcessesRequest]) (*connect.Response[v1.ListProcessesResponse], error)
 	// Signal sends a signal to the process, or to all of the command's processes.
@@ -224,7 +224,7 @@ type ProcessServiceHandler interface {
 	Start(context.Context, *connect.Request[v1.StartRequest], *connect.ServerStream[v1.ProcessEvent]) error
 	// Attach streams the events of a started process from a sequence number on:
 	// first what the spool still holds, then what comes. It ends with `exited`.
-	// Closing the stream does not touch the process.
+	// Closing the stream does not touch the process, unless `own` is set.
 	Attach(context.Context, *connect.Request[v1.AttachRequest], *connect.ServerStream[v1.ProcessEvent]) error
 	ListProcesses(context.Context, *connect.Request[v1.ListProcessesRequest]) (*connect.Response[v1.ListProcessesResponse], error)
 	// Signal sends a signal to the process, or to all of the command's processes.
