@@ -92,9 +92,8 @@ func (c *Cmd) Run(ctx context.Context) (dsec.Outcome, error) {
 
 // Output runs the command and returns its standard output, also where the
 // outcome is a timeout or another failure of the command. Where no stream is
-// set it costs one round trip. It goes on as Wait does where the connection
-// breaks; only in the first tenth of a second of such a command it cannot, and
-// the error is then outcome_unknown: Processes tells whether it runs.
+// set it costs one round trip; and then it does not go on over a restart of the
+// server as Run does, for it learns of the command's number with its end only.
 func (c *Cmd) Output(ctx context.Context) ([]byte, dsec.Outcome, error) {
 	if c.Stdin == nil && c.PTY == nil {
 		return c.exec(ctx)
@@ -105,46 +104,26 @@ func (c *Cmd) Output(ctx context.Context) ([]byte, dsec.Outcome, error) {
 	return out.Bytes(), o, err
 }
 
-// handOver is how long a command is waited for in one call; one that runs longer
-// is followed by its number, which a restart of the server does not end.
-const handOver = 100 * time.Millisecond
-
 func (c *Cmd) exec(ctx context.Context) ([]byte, dsec.Outcome, error) {
 	res, err := call(ctx, c.sandbox.c, c.sandbox.c.process.Exec, &dsecv1.ExecRequest{
-		SandboxId: string(c.sandbox.id), Command: c.message(), MaxWait: durationpb.New(handOver),
+		SandboxId: string(c.sandbox.id), Command: c.message(),
 	}, never)
 	if err != nil {
-		return nil, dsec.Outcome{}, err
-	}
-	if c.Stderr != nil {
-		if _, err := c.Stderr.Write(res.Stderr); err != nil {
-			return res.Stdout, dsec.Outcome{}, err
+		if de := new(dsec.Error); errors.As(err, &de) && de.Code == dsec.CodeOutcomeUnknown && res == nil {
+			err = &dsec.Error{Code: de.Code, Field: de.Field, Err: err, Message: de.Message + " (Processes of the sandbox lists the command if it was started; with Run in place of Output it is gone on with by itself)"}
 		}
-	}
-	if res.Outcome == nil && res.ProcessId != 0 {
-		return c.follow(ctx, res)
+		return nil, dsec.Outcome{}, err
 	}
 	o, ok := outcomeOf(res.Outcome)
 	if !ok {
 		return nil, dsec.Outcome{}, dsec.Errorf(dsec.CodeOutcomeUnknown, "the server told no outcome")
 	}
+	if c.Stderr != nil {
+		if _, err := c.Stderr.Write(res.Stderr); err != nil {
+			return res.Stdout, o, err
+		}
+	}
 	return res.Stdout, o, nil
-}
-
-// follow waits for a command that the call did not wait for.
-func (c *Cmd) follow(ctx context.Context, res *dsecv1.ExecResponse) ([]byte, dsec.Outcome, error) {
-	c.process = &Process{sandbox: c.sandbox, ID: res.ProcessId}
-	out := bytes.NewBuffer(res.Stdout)
-	var lost uint64
-	f := follower{
-		p: c.process, stdout: out, stderr: c.Stderr, own: true, next: uint64(len(res.Stdout) + len(res.Stderr)),
-		gap: func(g Gap) { lost += g.To - g.From },
-	}
-	o, err := f.goOn(ctx)
-	if err == nil {
-		err = f.whole(lost)
-	}
-	return out.Bytes(), o, err
 }
 
 // Start starts the command and returns once it runs. Wait must be called. The

@@ -36,7 +36,7 @@ type follower struct {
 	gap            func(Gap)
 	own            bool   // the command is not to outlive the caller
 	next           uint64 // byte that comes next
-	told           bool   // the stream told something
+	told           bool   // the stream told something new, or that it lives
 }
 
 // How long a follower tries to get back to its process: a restart of the server
@@ -116,13 +116,16 @@ func (f *follower) attach(ctx context.Context) (o dsec.Outcome, broken bool, err
 func (f *follower) relay(in *connect.ServerStreamForClient[dsecv1.ProcessEvent], procedure string) (o dsec.Outcome, broken bool, err error) {
 	defer func() { _ = in.Close() }()
 	for in.Receive() {
-		f.told = true
+		before := f.next
 		switch ev := in.Msg().GetEvent().(type) {
 		case *dsecv1.ProcessEvent_Output:
 			f.next = ev.Output.Seq + uint64(len(ev.Output.Data))
 		case *dsecv1.ProcessEvent_Gap:
 			f.next = ev.Gap.To
+		case *dsecv1.ProcessEvent_Keepalive:
+			f.told = true
 		}
+		f.told = f.told || f.next > before
 		o, ended, err := event(in.Msg(), f.stdout, f.stderr, f.gap)
 		if ended && err == nil {
 			in.Receive() // the end of the answer, without which its connection is lost

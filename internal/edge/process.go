@@ -30,17 +30,13 @@ func (p processService) Exec(ctx context.Context, req *connect.Request[dsecv1.Ex
 	if err != nil {
 		return nil, err
 	}
-	wait, err := timeout("max_wait", req.Msg.MaxWait)
-	if err != nil {
-		return nil, err
-	}
 	// Orphan: the death of this edge must not kill the command.
 	ev, err := c.start(chronusapi.StartRequest{Command: cmd, Stdin: req.Msg.Stdin, Orphan: true})
 	if err != nil {
 		return nil, c.fail(err)
 	}
 	defer ev.Close()
-	out, err := p.collect(ev, wait)
+	out, err := p.collect(ev)
 	switch {
 	case err != nil && ev.exited:
 		return nil, err
@@ -53,17 +49,12 @@ func (p processService) Exec(ctx context.Context, req *connect.Request[dsecv1.Ex
 	return connect.NewResponse(out), nil
 }
 
-// collect reads events to the exit, or for so long where wait is not 0.
-func (p processService) collect(ev *events, wait time.Duration) (*dsecv1.ExecResponse, error) {
+// collect reads events to the exit.
+func (p processService) collect(ev *events) (*dsecv1.ExecResponse, error) {
 	out := new(dsecv1.ExecResponse)
-	end := time.Now().Add(wait)
 	held := int64(0)
 	defer func() { p.e.buffered.Add(-held) }()
 	for {
-		// The first event is the start, without which there is nothing to go on with.
-		if wait > 0 && ev.process != 0 && !ev.stream.Wait(max(0, time.Until(end))) && ev.c.ctx.Err() == nil {
-			return out, nil
-		}
 		e, err := ev.Next()
 		if err != nil {
 			if errors.Is(err, io.EOF) {
@@ -152,19 +143,27 @@ func (p processService) Attach(ctx context.Context, req *connect.Request[dsecv1.
 	// A silent process has no first event for long: the client is to know
 	// that it is attached.
 	out.timer.Reset(attachedAfter)
-	ev, err := c.attach(req.Msg.ProcessId, req.Msg.FromSeq)
-	if err != nil {
-		if req.Msg.Own && ctx.Err() != nil && !c.keeps() {
-			(&events{c: c, process: req.Msg.ProcessId}).kill() // the client left while nothing came
+	var ev *events
+	if req.Msg.Own {
+		release, err := c.s.own(req.Msg.ProcessId)
+		if err != nil {
+			return err
 		}
+		defer func() {
+			release()
+			if ctx.Err() != nil && !c.keeps() && (ev == nil || !ev.exited) {
+				(&events{c: c, process: req.Msg.ProcessId}).kill()
+			}
+		}()
+	}
+	ev, err = c.attach(req.Msg.ProcessId, req.Msg.FromSeq)
+	if err != nil {
 		return ofProcess(c.fail(err))
 	}
+	ev.own = req.Msg.Own
 	defer ev.Close()
 	if err = ev.forward(out); ev.exited {
 		return err
-	}
-	if err != nil && req.Msg.Own && !c.keeps() {
-		ev.kill()
 	}
 	err = c.fail(err)
 	if c.closing() && ctx.Err() == nil {

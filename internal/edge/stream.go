@@ -25,6 +25,7 @@ type events struct {
 	process uint64 // 0: not known yet, and so not attached to again
 	next    uint64
 	exited  bool
+	own     bool // of an attach that the command is not to outlive
 }
 
 // open opens a stream. Until its first event came the client's going away does
@@ -142,9 +143,10 @@ func (ev *events) Close() {
 	ev.stop()
 }
 
-// kill ends everything that the command started, whoever waits no more.
+// kill ends everything that the command started, unless somebody else has come
+// for it meanwhile.
 func (ev *events) kill() {
-	if ev.process == 0 {
+	if ev.process == 0 || !ev.c.s.cutOff(ev.process) {
 		return
 	}
 	select {
@@ -256,6 +258,9 @@ func (ev *events) forward(out *sender) error {
 		if e.Kind == chronusapi.EventExited {
 			if err := ev.c.ended(ev.process, &e.Outcome); err != nil {
 				return err
+			}
+			if ev.own && ev.c.s.wasCutOff(ev.process) {
+				return errCutOff(ev.process)
 			}
 		}
 		if err := out.put(&e); err != nil {

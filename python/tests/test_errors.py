@@ -11,6 +11,7 @@ from aiohttp import web
 from wire import Wire, answers, end, error, exited, fails, frame, output, started, streams
 
 import libdsec
+import libdsec._process
 from libdsec import DSecError
 from libdsec import _methods as m
 from libdsec._errors import ERRORS
@@ -33,7 +34,7 @@ def test_table_is_read() -> None:
 async def test_each_code_has_its_class(
     wire: Wire, client: libdsec.DSecClient, code: str, http: int, connect: str, cls: str, retry: bool
 ) -> None:
-    wire.on(m.EXEC, fails(http, error(connect, code, "no such thing", field="a.b", retryable=retry)))
+    wire.on(m.START, fails(http, error(connect, code, "no such thing", field="a.b", retryable=retry)))
     with pytest.raises(DSecError) as caught:
         await client_sandbox(client).exec(["true"])
     e = caught.value
@@ -66,12 +67,12 @@ async def test_answer_of_a_proxy_is_no_result(wire: Wire, client: libdsec.DSecCl
     async def handler(request: web.Request) -> web.StreamResponse:
         return web.Response(status=status, text="<html>nope</html>", content_type="text/html")
 
-    wire.on(m.EXEC, handler)
+    wire.on(m.START, handler)
     with pytest.raises(DSecError) as caught:
         await client_sandbox(client).run_shell("true")
     # Only what says that nothing was done may read so.
     assert not isinstance(caught.value, libdsec.UnavailableError | libdsec.ExhaustedError)
-    assert wire.count(m.EXEC) == 1
+    assert wire.count(m.START) == 1
 
 
 async def test_redirect_is_not_followed(wire: Wire, client: libdsec.DSecClient) -> None:
@@ -88,7 +89,8 @@ async def test_redirect_is_not_followed(wire: Wire, client: libdsec.DSecClient) 
 async def test_outcome_without_end_is_no_success(
     wire: Wire, client: libdsec.DSecClient, outcome: types_pb2.Outcome | None
 ) -> None:
-    wire.on(m.EXEC, answers(process_pb2.ExecResponse(outcome=outcome, stdout=b"x")))
+    event = process_pb2.ProcessEvent(exited=process_pb2.Exited(outcome=outcome))
+    wire.on(m.START, streams(started(), output(0, b"x"), frame(event), end()))
     with pytest.raises(libdsec.InternalError):
         await client_sandbox(client).exec(["true"])
 
@@ -133,18 +135,71 @@ async def test_broken_stream_is_no_result(
         assert type(caught.value) is libdsec.SandboxLost
 
 
-async def test_attach_goes_on_after_a_broken_stream(wire: Wire, client: libdsec.DSecClient) -> None:
-    wire.on(m.ATTACH, streams(output(0, b"one "), output(4, b"two "), abort=True))
-    process = client_sandbox(client).process(7)
-    with pytest.raises(DSecError):
-        await process.wait()
-    assert process.result is None
-    wire.on(m.ATTACH, streams(output(8, b"three"), exited(5), end()))
-    result = await process.wait()
+async def test_handle_goes_on_after_a_broken_stream(wire: Wire, client: libdsec.DSecClient) -> None:
+    broken = streams(output(0, b"one "), output(4, b"two "), abort=True)
+    whole = streams(output(8, b"three"), exited(5), end())
+
+    async def attach(request: web.Request) -> web.StreamResponse:
+        return await (broken if wire.count(m.ATTACH) == 1 else whole)(request)
+
+    wire.on(m.ATTACH, attach)
+    result = await client_sandbox(client).process(7).wait()
     assert (result.exit_code, result.stdout, result.missed_bytes) == (5, b"one two three", 0)
     request = process_pb2.AttachRequest()
     request.ParseFromString((await wire.requests[-1].read())[5:])
-    assert request.from_seq == 8
+    assert (request.from_seq, request.own) == (8, False)
+
+
+async def test_started_command_is_attached_to_and_never_started_again(
+    wire: Wire, client: libdsec.DSecClient
+) -> None:
+    wire.on(m.START, streams(started(7), output(0, b"one "), abort=True))
+    wire.on(m.ATTACH, streams(output(4, b"two"), exited(3), end()))
+    async with await client_sandbox(client).start(["x"]) as process:
+        result = await process.wait()
+    assert (result.exit_code, result.stdout, result.process_id) == (3, b"one two", 7)
+    assert [r.path for r in wire.requests] == [m.START.path, m.ATTACH.path]
+    request = process_pb2.AttachRequest()
+    request.ParseFromString((await wire.requests[-1].read())[5:])
+    assert (request.process_id, request.from_seq, request.own) == (7, 4, True)
+
+
+async def test_exec_goes_on_after_a_broken_stream(wire: Wire, client: libdsec.DSecClient) -> None:
+    wire.on(m.START, streams(started(7), output(0, b"one "), abort=True))
+    wire.on(m.ATTACH, streams(output(4, b"two"), exited(3), end()))
+    result = await client_sandbox(client).run_shell("x")
+    assert (result.exit_code, result.stdout, result.missed_bytes) == (3, b"one two", 0)
+    assert [r.path for r in wire.requests] == [m.START.path, m.ATTACH.path]
+
+
+async def test_command_out_of_reach_is_named(
+    wire: Wire, client: libdsec.DSecClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(libdsec._process, "_GO_ON_FOR", 0.2)
+    wire.on(m.START, streams(started(7), output(0, b"one "), abort=True))
+    wire.on(m.ATTACH, streams(output(0, b"one "), abort=True))  # never gets on
+    async with await client_sandbox(client).start(["x"]) as process:
+        with pytest.raises(libdsec.OutcomeUnknownError, match=r"process\(7, from_seq=4\) attaches to it"):
+            await process.wait()
+    assert wire.count(m.START) == 1
+
+
+async def test_what_an_attach_is_told_is_final(wire: Wire, client: libdsec.DSecClient) -> None:
+    full = end(error("unknown", "outcome_unknown", "the disk was full"))
+    wire.on(m.START, streams(started(7), full))
+    wire.on(m.ATTACH, streams(full))
+    async with await client_sandbox(client).start(["x"]) as process:
+        with pytest.raises(libdsec.OutcomeUnknownError, match="the disk was full"):
+            await process.wait()
+    assert wire.count(m.ATTACH) == 1
+
+
+async def test_field_is_told_once(wire: Wire, client: libdsec.DSecClient) -> None:
+    wire.on(m.START, fails(400, error("invalid_argument", "invalid", "command: want one", field="command")))
+    with pytest.raises(libdsec.InvalidError) as caught:
+        await client_sandbox(client).exec(["x"])
+    assert str(caught.value) == "command: want one (invalid)"
+    assert (caught.value.field, caught.value.message) == ("command", "want one")
 
 
 async def test_gap_and_skipped_bytes_are_counted(wire: Wire, client: libdsec.DSecClient) -> None:

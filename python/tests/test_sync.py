@@ -13,7 +13,7 @@ from wire import Wire, answers, end, exited, frame, messages, output, started, s
 import libdsec
 import libdsec.sync
 from libdsec import _methods as m
-from libdsec._proto.dsec.v1 import process_pb2, sandbox_pb2, types_pb2
+from libdsec._proto.dsec.v1 import sandbox_pb2, types_pb2
 
 NAMES = ["ByteStream", "DSecClient", "Files", "Process", "Sandbox", "Session"]
 RENAMED = {"__aenter__": "__enter__", "__aexit__": "__exit__", "__aiter__": "__iter__"}
@@ -53,14 +53,13 @@ async def test_calls_and_streams(wire: Wire) -> None:
         m.LIST,
         answers(sandbox_pb2.ListResponse(sandboxes=[types_pb2.Sandbox(id="a"), types_pb2.Sandbox(id="b")])),
     )
-    wire.on(m.EXEC, answers(process_pb2.ExecResponse(outcome=types_pb2.Outcome(exit_code=3), stdout=b"x")))
     wire.on(m.START, streams(started(), output(0, b"one"), output(3, b"two"), exited(0), end()))
 
     def work() -> None:
         with libdsec.sync.DSecClient(wire.url, "e2b_00") as client:
             assert [s.id for s in client.list()] == ["a", "b"]
             sandbox = libdsec.sync.Sandbox(libdsec.Sandbox(client._async._rpc, "x"), client._loop)
-            assert sandbox.run_shell("exit 3").exit_code == 3
+            assert sandbox.run_shell("x").stdout == b"onetwo"
             with sandbox.start(["x"]) as process:
                 assert [e.data for e in process if isinstance(e, libdsec.Output)] == [b"one", b"two"]
                 assert process.wait().stdout == b"onetwo"

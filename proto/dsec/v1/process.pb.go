@@ -193,13 +193,7 @@ type ExecRequest struct {
 	SandboxId string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
 	Command   *Command               `protobuf:"bytes,2,opt,name=command,proto3" json:"command,omitempty"`
 	// The whole input; at most 1 MiB. For more, Start and StreamStdin.
-	Stdin []byte `protobuf:"bytes,3,opt,name=stdin,proto3" json:"stdin,omitempty"`
-	// Where the command has not ended by then, the answer comes all the same,
-	// without outcome, with what was written so far, and the command goes on:
-	// Attach with `own` follows it, from the byte after stdout and stderr together.
-	// So a command that runs long can be found again where a connection breaks.
-	// Unset: the answer waits for the end. Else at least 1 ms.
-	MaxWait       *durationpb.Duration `protobuf:"bytes,4,opt,name=max_wait,json=maxWait,proto3" json:"max_wait,omitempty"`
+	Stdin         []byte `protobuf:"bytes,3,opt,name=stdin,proto3" json:"stdin,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -255,20 +249,12 @@ func (x *ExecRequest) GetStdin() []byte {
 	return nil
 }
 
-func (x *ExecRequest) GetMaxWait() *durationpb.Duration {
-	if x != nil {
-		return x.MaxWait
-	}
-	return nil
-}
-
 type ExecResponse struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// Unset where max_wait was over first.
-	Outcome       *Outcome `protobuf:"bytes,1,opt,name=outcome,proto3" json:"outcome,omitempty"`
-	Stdout        []byte   `protobuf:"bytes,2,opt,name=stdout,proto3" json:"stdout,omitempty"`
-	Stderr        []byte   `protobuf:"bytes,3,opt,name=stderr,proto3" json:"stderr,omitempty"`
-	ProcessId     uint64   `protobuf:"varint,4,opt,name=process_id,json=processId,proto3" json:"process_id,omitempty"`
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Outcome       *Outcome               `protobuf:"bytes,1,opt,name=outcome,proto3" json:"outcome,omitempty"`
+	Stdout        []byte                 `protobuf:"bytes,2,opt,name=stdout,proto3" json:"stdout,omitempty"`
+	Stderr        []byte                 `protobuf:"bytes,3,opt,name=stderr,proto3" json:"stderr,omitempty"`
+	ProcessId     uint64                 `protobuf:"varint,4,opt,name=process_id,json=processId,proto3" json:"process_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1559,13 +1545,12 @@ const file_dsec_v1_process_proto_rawDesc = "" +
 	"\x12output_limit_bytes\x18\b \x01(\x03R\x10outputLimitBytes\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xa4\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"n\n" +
 	"\vExecRequest\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12*\n" +
 	"\acommand\x18\x02 \x01(\v2\x10.dsec.v1.CommandR\acommand\x12\x14\n" +
-	"\x05stdin\x18\x03 \x01(\fR\x05stdin\x124\n" +
-	"\bmax_wait\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\amaxWait\"\x89\x01\n" +
+	"\x05stdin\x18\x03 \x01(\fR\x05stdin\"\x89\x01\n" +
 	"\fExecResponse\x12*\n" +
 	"\aoutcome\x18\x01 \x01(\v2\x10.dsec.v1.OutcomeR\aoutcome\x12\x16\n" +
 	"\x06stdout\x18\x02 \x01(\fR\x06stdout\x12\x16\n" +
@@ -1729,44 +1714,43 @@ var file_dsec_v1_process_proto_depIdxs = []int32{
 	24, // 0: dsec.v1.Command.env:type_name -> dsec.v1.Command.EnvEntry
 	25, // 1: dsec.v1.Command.timeout:type_name -> google.protobuf.Duration
 	1,  // 2: dsec.v1.ExecRequest.command:type_name -> dsec.v1.Command
-	25, // 3: dsec.v1.ExecRequest.max_wait:type_name -> google.protobuf.Duration
-	26, // 4: dsec.v1.ExecResponse.outcome:type_name -> dsec.v1.Outcome
-	1,  // 5: dsec.v1.StartRequest.command:type_name -> dsec.v1.Command
-	5,  // 6: dsec.v1.StartRequest.pty:type_name -> dsec.v1.TerminalSize
-	7,  // 7: dsec.v1.ProcessEvent.started:type_name -> dsec.v1.Started
-	8,  // 8: dsec.v1.ProcessEvent.output:type_name -> dsec.v1.Output
-	9,  // 9: dsec.v1.ProcessEvent.gap:type_name -> dsec.v1.Gap
-	10, // 10: dsec.v1.ProcessEvent.exited:type_name -> dsec.v1.Exited
-	11, // 11: dsec.v1.ProcessEvent.keepalive:type_name -> dsec.v1.Keepalive
-	0,  // 12: dsec.v1.Output.stream:type_name -> dsec.v1.Stream
-	26, // 13: dsec.v1.Exited.outcome:type_name -> dsec.v1.Outcome
-	15, // 14: dsec.v1.ListProcessesResponse.processes:type_name -> dsec.v1.Process
-	27, // 15: dsec.v1.Process.started:type_name -> google.protobuf.Timestamp
-	26, // 16: dsec.v1.Process.outcome:type_name -> dsec.v1.Outcome
-	5,  // 17: dsec.v1.ResizeRequest.size:type_name -> dsec.v1.TerminalSize
-	2,  // 18: dsec.v1.ProcessService.Exec:input_type -> dsec.v1.ExecRequest
-	4,  // 19: dsec.v1.ProcessService.Start:input_type -> dsec.v1.StartRequest
-	12, // 20: dsec.v1.ProcessService.Attach:input_type -> dsec.v1.AttachRequest
-	13, // 21: dsec.v1.ProcessService.ListProcesses:input_type -> dsec.v1.ListProcessesRequest
-	16, // 22: dsec.v1.ProcessService.Signal:input_type -> dsec.v1.SignalRequest
-	18, // 23: dsec.v1.ProcessService.WriteStdin:input_type -> dsec.v1.WriteStdinRequest
-	18, // 24: dsec.v1.ProcessService.StreamStdin:input_type -> dsec.v1.WriteStdinRequest
-	20, // 25: dsec.v1.ProcessService.CloseStdin:input_type -> dsec.v1.CloseStdinRequest
-	22, // 26: dsec.v1.ProcessService.Resize:input_type -> dsec.v1.ResizeRequest
-	3,  // 27: dsec.v1.ProcessService.Exec:output_type -> dsec.v1.ExecResponse
-	6,  // 28: dsec.v1.ProcessService.Start:output_type -> dsec.v1.ProcessEvent
-	6,  // 29: dsec.v1.ProcessService.Attach:output_type -> dsec.v1.ProcessEvent
-	14, // 30: dsec.v1.ProcessService.ListProcesses:output_type -> dsec.v1.ListProcessesResponse
-	17, // 31: dsec.v1.ProcessService.Signal:output_type -> dsec.v1.SignalResponse
-	19, // 32: dsec.v1.ProcessService.WriteStdin:output_type -> dsec.v1.WriteStdinResponse
-	19, // 33: dsec.v1.ProcessService.StreamStdin:output_type -> dsec.v1.WriteStdinResponse
-	21, // 34: dsec.v1.ProcessService.CloseStdin:output_type -> dsec.v1.CloseStdinResponse
-	23, // 35: dsec.v1.ProcessService.Resize:output_type -> dsec.v1.ResizeResponse
-	27, // [27:36] is the sub-list for method output_type
-	18, // [18:27] is the sub-list for method input_type
-	18, // [18:18] is the sub-list for extension type_name
-	18, // [18:18] is the sub-list for extension extendee
-	0,  // [0:18] is the sub-list for field type_name
+	26, // 3: dsec.v1.ExecResponse.outcome:type_name -> dsec.v1.Outcome
+	1,  // 4: dsec.v1.StartRequest.command:type_name -> dsec.v1.Command
+	5,  // 5: dsec.v1.StartRequest.pty:type_name -> dsec.v1.TerminalSize
+	7,  // 6: dsec.v1.ProcessEvent.started:type_name -> dsec.v1.Started
+	8,  // 7: dsec.v1.ProcessEvent.output:type_name -> dsec.v1.Output
+	9,  // 8: dsec.v1.ProcessEvent.gap:type_name -> dsec.v1.Gap
+	10, // 9: dsec.v1.ProcessEvent.exited:type_name -> dsec.v1.Exited
+	11, // 10: dsec.v1.ProcessEvent.keepalive:type_name -> dsec.v1.Keepalive
+	0,  // 11: dsec.v1.Output.stream:type_name -> dsec.v1.Stream
+	26, // 12: dsec.v1.Exited.outcome:type_name -> dsec.v1.Outcome
+	15, // 13: dsec.v1.ListProcessesResponse.processes:type_name -> dsec.v1.Process
+	27, // 14: dsec.v1.Process.started:type_name -> google.protobuf.Timestamp
+	26, // 15: dsec.v1.Process.outcome:type_name -> dsec.v1.Outcome
+	5,  // 16: dsec.v1.ResizeRequest.size:type_name -> dsec.v1.TerminalSize
+	2,  // 17: dsec.v1.ProcessService.Exec:input_type -> dsec.v1.ExecRequest
+	4,  // 18: dsec.v1.ProcessService.Start:input_type -> dsec.v1.StartRequest
+	12, // 19: dsec.v1.ProcessService.Attach:input_type -> dsec.v1.AttachRequest
+	13, // 20: dsec.v1.ProcessService.ListProcesses:input_type -> dsec.v1.ListProcessesRequest
+	16, // 21: dsec.v1.ProcessService.Signal:input_type -> dsec.v1.SignalRequest
+	18, // 22: dsec.v1.ProcessService.WriteStdin:input_type -> dsec.v1.WriteStdinRequest
+	18, // 23: dsec.v1.ProcessService.StreamStdin:input_type -> dsec.v1.WriteStdinRequest
+	20, // 24: dsec.v1.ProcessService.CloseStdin:input_type -> dsec.v1.CloseStdinRequest
+	22, // 25: dsec.v1.ProcessService.Resize:input_type -> dsec.v1.ResizeRequest
+	3,  // 26: dsec.v1.ProcessService.Exec:output_type -> dsec.v1.ExecResponse
+	6,  // 27: dsec.v1.ProcessService.Start:output_type -> dsec.v1.ProcessEvent
+	6,  // 28: dsec.v1.ProcessService.Attach:output_type -> dsec.v1.ProcessEvent
+	14, // 29: dsec.v1.ProcessService.ListProcesses:output_type -> dsec.v1.ListProcessesResponse
+	17, // 30: dsec.v1.ProcessService.Signal:output_type -> dsec.v1.SignalResponse
+	19, // 31: dsec.v1.ProcessService.WriteStdin:output_type -> dsec.v1.WriteStdinResponse
+	19, // 32: dsec.v1.ProcessService.StreamStdin:output_type -> dsec.v1.WriteStdinResponse
+	21, // 33: dsec.v1.ProcessService.CloseStdin:output_type -> dsec.v1.CloseStdinResponse
+	23, // 34: dsec.v1.ProcessService.Resize:output_type -> dsec.v1.ResizeResponse
+	26, // [26:35] is the sub-list for method output_type
+	17, // [17:26] is the sub-list for method input_type
+	17, // [17:17] is the sub-list for extension type_name
+	17, // [17:17] is the sub-list for extension extendee
+	0,  // [0:17] is the sub-list for field type_name
 }
 
 func init() { file_dsec_v1_process_proto_init() }

@@ -202,6 +202,8 @@ def _detail(details: object) -> types_pb2.ErrorDetail | None:
 def error_of(detail: types_pb2.ErrorDetail, message: str) -> DSecError:
     """Return the exception for an error of the API. A code of a newer server is an unknown outcome."""
     kind = ERRORS.get(detail.code, OutcomeUnknownError)
+    if detail.field:
+        message = message.removeprefix(f"{detail.field}: ")  # str(error) puts it in front again
     return kind(message, field=detail.field, retryable=detail.retryable)
 
 
@@ -240,5 +242,7 @@ class FrameReader(Generic[Resp]):
     async def _exactly(self, n: int) -> bytes:
         data: bytes = await self._read(n)
         if len(data) != n:
-            raise OutcomeUnknownError("the connection ended in the middle of a stream")
+            error = OutcomeUnknownError("the connection ended in the middle of a stream")
+            error.link_broke = True
+            raise error
         return data

@@ -24,6 +24,8 @@ class DSecError(Exception):
     """
 
     code: ClassVar[str] = "internal"
+    # The connection broke: the server did not say this. A process may be asked again.
+    link_broke = False
 
     def __init__(self, message: str, *, field: str = "", retryable: bool = False) -> None:
         super().__init__(message)

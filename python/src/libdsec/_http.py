@@ -60,9 +60,11 @@ def _make_socket(info: tuple[Any, ...]) -> socket.socket:
 def lost(method: Method[Any, Any], cause: BaseException) -> DSecError:
     """Return the error for a connection that broke after the request may have arrived."""
     reason = f"the connection to the server was lost: {str(cause) or type(cause).__name__}"
-    if method.repeatable:
-        return UnavailableError(reason, retryable=True)
-    return OutcomeUnknownError(reason)
+    error: DSecError = (
+        UnavailableError(reason, retryable=True) if method.repeatable else OutcomeUnknownError(reason)
+    )
+    error.link_broke = True
+    return error
 
 
 class ServerStream(Generic[Resp]):

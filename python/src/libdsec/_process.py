@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import random
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from types import TracebackType
@@ -10,8 +13,15 @@ from typing_extensions import Self
 
 from libdsec import _convert as c
 from libdsec import _methods as m
-from libdsec._errors import InternalError, InvalidError, OutcomeUnknownError
-from libdsec._http import ServerStream
+from libdsec._errors import (
+    ConflictError,
+    DSecError,
+    InternalError,
+    InvalidError,
+    OutcomeUnknownError,
+    UnavailableError,
+)
+from libdsec._http import ServerStream, within
 from libdsec._proto.dsec.v1 import process_pb2
 from libdsec._rpc import Rpc
 from libdsec._source import Source, chunks
@@ -20,6 +30,12 @@ from libdsec._types import ExecResult, Gap, Output, StreamName
 
 MAX_FIRST_STDIN = 1 << 20
 _SIGKILL = 9
+
+# How long a handle tries to get back to its process: a restart of the server takes seconds.
+_GO_ON_FOR = 60.0
+_FIRST_PAUSE = 0.1
+_LONGEST_PAUSE = 2.0
+_KILL_TIMEOUT = 5.0
 
 
 class Collector:
@@ -54,8 +70,10 @@ class Process:
     """A command that was started, or that was attached to.
 
     `async for event in process` yields `Output` and `Gap` until the command
-    has ended; `wait()` collects what is left and returns the result. After a
-    platform error either may be called again: it attaches where it stopped.
+    has ended; `wait()` collects what is left and returns the result. Where the
+    server is restarted meanwhile, or the connection breaks, both go on with the
+    same command once the server is back, within a minute. After a platform
+    error either may be called again: it attaches where it stopped.
 
     A command that was started without `detach` lives no longer than its
     handle: leaving `async with`, `close()`, or a task cancelled in the middle
@@ -76,13 +94,21 @@ class Process:
         pid: int = 0,
         from_seq: int = 0,
         stream: ServerStream[process_pb2.ProcessEvent] | None = None,
+        owned: bool = False,
     ) -> None:
         self._rpc = rpc
         self._sandbox_id = sandbox_id
         self._stream = stream
-        self._owned = stream is not None
+        self._owned = owned
         self._collector = Collector()
         self._skipped = from_seq
+        # Whether the server has told anything of the process.
+        self._known = stream is not None
+        # Streams that broke since the last progress, and when it becomes too long.
+        self._tries = 0
+        self._give_up = 0.0
+        # Whether all input was sent: what is cut short must not look complete.
+        self._fed = True
         self._exited: process_pb2.Exited | None = None
         self.process_id = process_id
         self.pid = pid
@@ -172,8 +198,14 @@ class Process:
         )
 
     async def kill(self) -> None:
-        """Kill every process that the command started."""
-        await self.send_signal(_SIGKILL, tree=True)
+        """Kill every process that the command started. Killing one that has ended is a success."""
+        with contextlib.suppress(ConflictError):
+            await self._rpc.unary(m.SIGNAL, self._kill_request())
+
+    def _kill_request(self) -> process_pb2.SignalRequest:
+        return process_pb2.SignalRequest(
+            sandbox_id=self._sandbox_id, process_id=self.process_id, signal=_SIGKILL, tree=True
+        )
 
     async def resize(self, rows: int, cols: int) -> None:
         """Set the size of the command's terminal."""
@@ -199,8 +231,10 @@ class Process:
         self.close()
 
     async def _send_stdin(self, data: Source, *, eof: bool) -> None:
+        self._fed = False
         async with aclosing(self._stdin_messages(data, eof)) as messages:
             await self._rpc.client_stream(m.STREAM_STDIN, messages)
+        self._fed = True
 
     async def _stdin_messages(
         self, data: Source, eof: bool
@@ -216,20 +250,59 @@ class Process:
         if self._exited is not None:
             return None
         try:
-            if self._stream is None or not self._stream.usable():
-                self._stream = await self._attach()
-            return await self._read(self._stream)
-        except BaseException:
+            return await self._go_on()
+        except BaseException as e:
             # Cancelled or broken, the stream is of no more use. Where the
             # command is ours this is also what kills it.
+            attached = self._stream is not None
             self.close()
+            if self._owned and not attached and isinstance(e, asyncio.CancelledError):
+                await asyncio.shield(self._kill_once())
             raise
+
+    async def _go_on(self) -> Output | Gap | None:
+        """Read the next event, over as many streams as it takes."""
+        loop = asyncio.get_running_loop()
+        while True:
+            fresh = self._stream is None
+            if fresh and self._tries > 1:
+                await asyncio.sleep(
+                    random.uniform(0.5, 1) * min(_FIRST_PAUSE * 2**self._tries, _LONGEST_PAUSE)
+                )
+            try:
+                if self._stream is None or not self._stream.usable():
+                    self._stream = await self._attach()
+                return await self._read(self._stream)
+            except (OutcomeUnknownError, UnavailableError) as e:
+                if not self._known or not (e.link_broke or isinstance(e, UnavailableError) or not fresh):
+                    raise  # what an attach is told of the process is final
+                if self._tries == 0:
+                    self._give_up = loop.time() + _GO_ON_FOR
+                self._tries += 1
+                if not self._fed or loop.time() > self._give_up:
+                    self._tries = 0
+                    raise self._may_go_on(e) from e
+            self.close()
+
+    async def _kill_once(self) -> None:
+        with contextlib.suppress(DSecError):  # where the server is away nothing more can be done
+            async with within(_KILL_TIMEOUT):
+                await self._rpc.once(m.SIGNAL, self._kill_request())
+
+    def _may_go_on(self, error: DSecError) -> OutcomeUnknownError:
+        return OutcomeUnknownError(
+            f"process {self.process_id} of sandbox {self._sandbox_id} may go on; sandbox.process"
+            f"({self.process_id}, from_seq={self.next_seq}) attaches to it: {error.message}"
+        )
 
     async def _attach(self) -> ServerStream[process_pb2.ProcessEvent]:
         return await self._rpc.server_stream(
             m.ATTACH,
             process_pb2.AttachRequest(
-                sandbox_id=self._sandbox_id, process_id=self.process_id, from_seq=self.next_seq
+                sandbox_id=self._sandbox_id,
+                process_id=self.process_id,
+                from_seq=self.next_seq,
+                own=self._owned,
             ),
         )
 
@@ -237,8 +310,13 @@ class Process:
         while True:
             message = await stream.receive()
             if message is None:
-                raise OutcomeUnknownError("the stream ended and did not say how the command ended")
+                error = OutcomeUnknownError("the stream ended and did not say how the command ended")
+                error.link_broke = True
+                raise error
+            self._known = True
             event = decode(message)
+            if event is None:  # the process says nothing, and the link lives
+                self._tries = 0
             if isinstance(event, process_pb2.Exited):
                 self._exited = event
                 self.close()
@@ -247,7 +325,10 @@ class Process:
                 self.pid = event.pid
             elif event is not None:
                 self._collector.add(event)
+                before = self.next_seq
                 self.next_seq = event.end if isinstance(event, Gap) else event.seq + len(event.data)
+                if self.next_seq > before:
+                    self._tries = 0
                 return event
 
 
@@ -296,4 +377,5 @@ async def start(rpc: Rpc, request: process_pb2.StartRequest) -> Process:
         event.process_id,
         pid=event.pid,
         stream=None if request.detach else stream,
+        owned=not request.detach,
     )

@@ -55,6 +55,10 @@ class Rpc:
         async with within(timeout):
             return await self._retrying(method, once)
 
+    async def once(self, method: Method[Req, Resp], request: Req) -> Resp:
+        """Make a call with one message each way, and never again."""
+        return await self._pool.get().unary(method, request, None)
+
     async def server_stream(self, method: Method[Req, Resp], request: Req) -> ServerStream[Resp]:
         """Start a call that answers with a stream; it is the caller's to close."""
         return await self._retrying(method, lambda: self._pool.get().server_stream(method, request))

@@ -10,7 +10,7 @@ from typing_extensions import Self
 
 from libdsec import _convert as c
 from libdsec import _methods as m
-from libdsec._errors import ConflictError, NotFoundError
+from libdsec._errors import ConflictError, DSecError, NotFoundError
 from libdsec._files import Files
 from libdsec._process import MAX_FIRST_STDIN, Process, start
 from libdsec._proto.dsec.v1 import process_pb2, sandbox_pb2, session_pb2
@@ -18,6 +18,9 @@ from libdsec._rpc import Rpc
 from libdsec._session import Session
 from libdsec._source import Source, is_data
 from libdsec._types import ExecResult, ProcessInfo, SandboxInfo, SessionInfo, Usage
+
+# What a command may write whose output is held here.
+_OUTPUT_LIMIT = 16 << 20
 
 
 class Sandbox:
@@ -103,13 +106,17 @@ class Sandbox:
             timeout: Seconds after which the whole process tree is killed; the
                 result is then `timed_out` and holds the output so far.
             output_limit: Bytes of output after which it is killed, with
-                `output_limit` in the result; 0 is the server's default.
+                `output_limit` in the result; 0 is 16 MiB.
             detach: Let the command go on where the calling task is cancelled,
                 or the connection lost; `processes` then finds it again.
                 Without it, either kills the command.
 
         Returns:
             How the command ended, whatever it did. `.check()` raises where it did not succeed.
+
+        Where the server is restarted meanwhile, or the connection breaks, this
+        goes on with the same command once the server is back, within a minute;
+        but not with one of which not all the input was sent.
 
         Raises:
             DSecError: The platform failed; nothing is known about the command.
@@ -252,16 +259,8 @@ class Sandbox:
     async def _run(self, command: process_pb2.Command, stdin: Source, detach: bool) -> ExecResult:
         data = c.stdin_bytes(stdin) if is_data(stdin) else None
         small = data is not None and len(data) <= MAX_FIRST_STDIN
-        if small and not detach:
-            response = await self._rpc.unary(
-                m.EXEC, process_pb2.ExecRequest(sandbox_id=self.id, command=command, stdin=data)
-            )
-            return ExecResult(
-                **c.outcome_fields(response.outcome),
-                stdout=response.stdout,
-                stderr=response.stderr,
-                process_id=response.process_id,
-            )
+        if not command.output_limit_bytes:
+            command.output_limit_bytes = _OUTPUT_LIMIT
         process = await self._start(command, data or b"" if small else b"", not small, None, detach)
         async with process:
             if small:
@@ -276,6 +275,8 @@ async def _feed(process: Process, stdin: Source) -> ExecResult:
     try:
         await asyncio.wait((feeding, waiting), return_when=asyncio.FIRST_COMPLETED)
         if feeding.done() and (error := feeding.exception()) is not None and not _input_unwanted(error):
+            if isinstance(error, DSecError) and error.link_broke:
+                raise process._may_go_on(error) from error
             raise error
         return await waiting
     finally:

@@ -49,16 +49,14 @@ class Command(_message.Message):
     def __init__(self, argv: _Optional[_Iterable[str]] = ..., shell: _Optional[str] = ..., raw_argv: _Optional[_Iterable[bytes]] = ..., env: _Optional[_Mapping[str, str]] = ..., cwd: _Optional[str] = ..., user: _Optional[str] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., output_limit_bytes: _Optional[int] = ...) -> None: ...
 
 class ExecRequest(_message.Message):
-    __slots__ = ("sandbox_id", "command", "stdin", "max_wait")
+    __slots__ = ("sandbox_id", "command", "stdin")
     SANDBOX_ID_FIELD_NUMBER: _ClassVar[int]
     COMMAND_FIELD_NUMBER: _ClassVar[int]
     STDIN_FIELD_NUMBER: _ClassVar[int]
-    MAX_WAIT_FIELD_NUMBER: _ClassVar[int]
     sandbox_id: str
     command: Command
     stdin: bytes
-    max_wait: _duration_pb2.Duration
-    def __init__(self, sandbox_id: _Optional[str] = ..., command: _Optional[_Union[Command, _Mapping]] = ..., stdin: _Optional[bytes] = ..., max_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    def __init__(self, sandbox_id: _Optional[str] = ..., command: _Optional[_Union[Command, _Mapping]] = ..., stdin: _Optional[bytes] = ...) -> None: ...
 
 class ExecResponse(_message.Message):
     __slots__ = ("outcome", "stdout", "stderr", "process_id")

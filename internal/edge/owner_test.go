@@ -1,0 +1,78 @@
+package edge_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/testutil"
+	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
+)
+
+// TestOwnedAttach: a command lives as long as who attached to own it, goes on
+// where one comes before the other leaves, and is told as killed by the platform
+// to a caller who comes too late.
+func TestOwnedAttach(t *testing.T) {
+	n := newNode(t, nil)
+	id := n.create(&dsecv1.CreateRequest{})
+	outcome := func(process uint64) *dsecv1.Outcome {
+		t.Helper()
+		var o *dsecv1.Outcome
+		testutil.WaitFor(t, 10*time.Second, "the end", func() error {
+			res, err := n.process.ListProcesses(t.Context(), connect.NewRequest(&dsecv1.ListProcessesRequest{SandboxId: id}))
+			if err != nil {
+				return err
+			}
+			for _, p := range res.Msg.Processes {
+				if p.ProcessId == process && p.Outcome != nil {
+					o = p.Outcome
+					return nil
+				}
+			}
+			return dsec.Errorf(dsec.CodeConflict, "it runs")
+		})
+		return o
+	}
+	attach := func(ctx context.Context, process uint64) *connect.ServerStreamForClient[dsecv1.ProcessEvent] {
+		t.Helper()
+		s, err := n.process.Attach(ctx, connect.NewRequest(&dsecv1.AttachRequest{SandboxId: id, ProcessId: process, Own: true}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	start, leave := context.WithCancel(t.Context())
+	s, err := n.process.Start(start, connect.NewRequest(&dsecv1.StartRequest{SandboxId: id, Command: &dsecv1.Command{Shell: "echo x; sleep 1000"}}))
+	if err != nil || !s.Receive() {
+		t.Fatal(err, s.Err())
+	}
+	process := s.Msg().GetStarted().GetProcessId()
+	second, leaveSecond := context.WithCancel(t.Context())
+	watch := attach(second, process)
+	if !watch.Receive() { // attached, or it would say nothing
+		t.Fatal(watch.Err())
+	}
+	leave()
+	for s.Receive() { //nolint:revive // to its end
+	}
+	third, leaveThird := context.WithCancel(t.Context())
+	again := attach(third, process)
+	if !again.Receive() || string(again.Msg().GetOutput().GetData()) != "x\n" {
+		t.Fatalf("%v, %v: the command ended with its first caller", again.Msg(), again.Err())
+	}
+	leaveSecond()
+	leaveThird()
+	if o := outcome(process); o.GetSignal() != 9 {
+		t.Errorf("without a caller it ended with %v", o)
+	}
+	late := attach(t.Context(), process)
+	for late.Receive() {
+		if late.Msg().GetExited() != nil {
+			t.Error("the platform's kill is told as the command's outcome")
+		}
+	}
+	wantError(t, late.Err(), dsec.CodeOutcomeUnknown, "")
+}
