@@ -30,6 +30,8 @@ type ProcessInfo struct {
 	// Lingering: it ended, and processes that it started still run.
 	Lingering bool
 	Session   string
+	// Fault is why one that ended has no outcome that could be judged.
+	Fault string
 }
 
 // Processes lists the sandbox's commands.
@@ -42,7 +44,7 @@ func (s *Sandbox) Processes(ctx context.Context) ([]ProcessInfo, error) {
 	for i, p := range res.Processes {
 		out[i] = ProcessInfo{
 			ID: p.ProcessId, PID: int(p.Pid), Args: p.Argv, Started: timeOf(p.Started),
-			NextSeq: p.NextSeq, FirstSeq: p.FirstSeq, PTY: p.Pty, Lingering: p.Lingering, Session: p.SessionId,
+			NextSeq: p.NextSeq, FirstSeq: p.FirstSeq, PTY: p.Pty, Lingering: p.Lingering, Session: p.SessionId, Fault: p.Fault,
 		}
 		if o, ok := outcomeOf(p.Outcome); ok {
 			out[i].Outcome = &o

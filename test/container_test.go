@@ -3,8 +3,10 @@ package test
 import (
 	"archive/tar"
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
@@ -42,17 +44,24 @@ func containers(t testing.TB) *server {
 type containerServer struct {
 	*server
 	name, dir string
+	listen    string // 127.0.0.1 and a free port where empty
+	image     int64  // bytes of the disk of all volumes, 512 MiB where 0; it does not grow
 }
 
 func (c *containerServer) volumes() string { return filepath.Join(c.dir, "data", "volumes") }
 
 func (c *containerServer) start(t testing.TB) {
-	p := startEnv(t, []string{"DSEC_CONTAINER_CGROUP=" + c.name, "DSEC_CONTAINER_DISK_IMAGE_BYTES=536870912"}, "up",
-		"--backend", "container", "--listen", "127.0.0.1:0", "--data-dir", filepath.Join(c.dir, "data"), "--run-dir", filepath.Join(c.dir, "run"))
+	image := cmp.Or(c.image, 512<<20)
+	p := startEnv(t, []string{
+		"DSEC_CONTAINER_CGROUP=" + c.name, fmt.Sprint("DSEC_CONTAINER_DISK_IMAGE_BYTES=", image), fmt.Sprint("DSEC_CONTAINER_DISK_IMAGE_MAX_BYTES=", image),
+	}, "up", "--backend", "container", "--listen", cmp.Or(c.listen, "127.0.0.1:0"), "--data-dir", filepath.Join(c.dir, "data"), "--run-dir", filepath.Join(c.dir, "run"))
 	c.server = &server{p, p.ready, filepath.Join(c.dir, "data", "admin.key"), c.dir}
 }
 
 func (c *containerServer) killAll(t testing.TB) {
+	if c.cmd.ProcessState != nil {
+		return // the server that was started after it did that
+	}
 	ctx := context.Background()
 	cl, err := client.New(client.Options{URL: c.url, KeyFile: c.keyFile})
 	check(t, err)

@@ -328,6 +328,7 @@ def process_info(m: process_pb2.Process) -> t.ProcessInfo:
         pty=m.pty,
         lingering=m.lingering,
         session_id=m.session_id,
+        fault=m.fault,
     )
 
 

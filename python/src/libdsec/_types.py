@@ -135,7 +135,8 @@ class Usage:
         cpu_throttled: Seconds that the CPU limit held it back.
         memory_bytes: In use now.
         memory_peak_bytes: Most in use so far.
-        disk_bytes: Of the writable layer.
+        disk_bytes: Of the writable layer; where the disk driver is btrfs, what was
+            written in about the last half minute may be missing.
         disk_inodes: Files of the writable layer.
         pids: Processes and threads now.
         oom_kills: Processes killed for memory so far.
@@ -297,12 +298,13 @@ class ProcessInfo:
         pid: Process number inside the sandbox.
         argv: What was run.
         started: When.
-        outcome: How it ended; None while it runs.
+        outcome: How it ended; None while it runs, and where there is a fault.
         next_seq: Bytes of output so far.
         first_seq: First byte that can still be read.
         pty: It has a terminal.
         lingering: It has ended, and descendants of it have not.
         session_id: The session that it belongs to, or empty.
+        fault: Why one that ended has no outcome that could be judged, or empty.
     """
 
     process_id: int
@@ -315,6 +317,7 @@ class ProcessInfo:
     pty: bool
     lingering: bool
     session_id: str
+    fault: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,153 @@
+package test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/client"
+	"github.com/opendsec/dsec/internal/testutil"
+)
+
+// kept starts containers whose server may be killed and started again, and a
+// layer named base.
+func kept(t *testing.T, c *containerServer) *client.Client {
+	t.Helper()
+	testutil.Require(t, testutil.Root, testutil.EROFS, testutil.Overlay, testutil.Program("busybox"))
+	c.name, c.dir = testutil.Name(t), testutil.Dir(t)
+	testutil.Ledger(t, c.name, filepath.Base(c.dir))
+	t.Cleanup(func() { c.destroy(t) })
+	c.start(t)
+	t.Cleanup(func() { c.killAll(t) })
+	cl := c.client(t)
+	_, _, err := cl.ImportLayer(t.Context(), "base", "", bytes.NewReader(busyboxTar(t)))
+	check(t, err)
+	return cl
+}
+
+// TestRunGoesOnOverAKilledServer: who waits for a command while the server is
+// killed and started again gets its whole output and its own exit code, and it
+// ran once.
+func TestRunGoesOnOverAKilledServer(t *testing.T) {
+	c := new(containerServer)
+	cl := kept(t, c)
+	sb, err := cl.CreateSandbox(t.Context(), client.SandboxOptions{Layers: []string{"base"}})
+	check(t, err)
+	type end struct {
+		o   dsec.Outcome
+		err error
+	}
+	var out strings.Builder
+	cmd := sb.Shell("echo ran >> /tmp/ran; echo before; until [ -e /tmp/go ]; do sleep 0.05; done; echo after; exit 5")
+	cmd.Stdout = &out
+	check(t, cmd.Start(t.Context()))
+	ended, canceled := make(chan end, 1), make(chan end, 1)
+	go func() {
+		o, err := cmd.Wait()
+		ended <- end{o, err}
+	}()
+	ctx, cancel := context.WithCancel(t.Context())
+	forever := sb.Shell("sleep 1000")
+	check(t, forever.Start(ctx))
+	go func() {
+		o, err := forever.Wait()
+		canceled <- end{o, err}
+	}()
+	c.kill()
+	c.listen = strings.TrimPrefix(c.url, "http://")
+	c.start(t)
+	t.Cleanup(func() { c.killAll(t) })
+	check(t, sb.WriteFile(t.Context(), "/tmp/go", nil, 0))
+	if e := <-ended; e.err != nil || e.o.Code != 5 || e.o.Claimed || out.String() != "before\nafter\n" {
+		t.Errorf("%+v, %v, %q", e.o, e.err, out.String())
+	}
+	if log, err := sb.ReadFile(t.Context(), "/tmp/ran"); err != nil || string(log) != "ran\n" {
+		t.Errorf("ran %q, %v; want once", log, err)
+	}
+	// It still ends with its caller.
+	cancel()
+	if e := <-canceled; !errors.Is(e.err, context.Canceled) {
+		t.Errorf("canceled: %+v, %v", e.o, e.err)
+	}
+	testutil.WaitFor(t, 30*time.Second, "the end of the command that was canceled", func() error {
+		list, err := sb.Processes(t.Context())
+		for _, p := range list {
+			if p.ID == forever.Process().ID && p.Outcome == nil {
+				err = errors.New("it runs")
+			}
+		}
+		return err
+	})
+}
+
+// TestFullDiskIsNoOutcome: a sandbox that fills the disk of all makes no command
+// of another fail, as far as anybody is told: the error says that the platform did.
+func TestFullDiskIsNoOutcome(t *testing.T) {
+	c := &containerServer{image: 256 << 20}
+	cl := kept(t, c)
+	limits := dsec.Limits{DiskBytes: 1 << 30}
+	var sandboxes [2]*client.Sandbox
+	for i := range sandboxes {
+		sb, err := cl.CreateSandbox(t.Context(), client.SandboxOptions{Layers: []string{"base"}, Limits: limits})
+		check(t, err)
+		sandboxes[i] = sb
+	}
+	hog, victim := sandboxes[0], sandboxes[1]
+	write := func(n int) *client.Cmd {
+		return victim.Shell(fmt.Sprintf("dd if=/dev/zero of=/root/f bs=1M count=%d 2>/dev/null", n))
+	}
+	if _, o, err := write(1).Output(t.Context()); err != nil || !o.OK() {
+		t.Fatalf("with room: %+v, %v", o, err)
+	}
+	// A limit of its own is the command's to meet.
+	small, err := cl.CreateSandbox(t.Context(), client.SandboxOptions{Layers: []string{"base"}, Limits: dsec.Limits{DiskBytes: 8 << 20}})
+	check(t, err)
+	if _, o, err := small.Shell("dd if=/dev/zero of=/root/f bs=1M count=64 2>/dev/null").Output(t.Context()); err != nil || o.OK() {
+		t.Errorf("over its own limit: %+v, %v", o, err)
+	}
+	_, o, err := hog.Shell("dd if=/dev/zero of=/root/all bs=1M 2>/dev/null").Output(t.Context())
+	if dsec.CodeOf(orOK(err)) != dsec.CodeOutcomeUnknown {
+		t.Errorf("what filled the disk: %+v, %v", o, err)
+	}
+	cmd := write(64)
+	cmd.Stdout = io.Discard
+	if o, err := cmd.Run(t.Context()); dsec.CodeOf(orOK(err)) != dsec.CodeOutcomeUnknown || o != (dsec.Outcome{}) || !strings.Contains(err.Error(), "disk was full") {
+		t.Errorf("on a full disk: %+v, %v", o, err)
+	}
+	list, err := victim.Processes(t.Context())
+	check(t, err)
+	if last := list[len(list)-1]; last.Outcome != nil || last.Fault == "" {
+		t.Errorf("listed: %+v", last)
+	}
+	if _, err := cl.CreateSandbox(t.Context(), client.SandboxOptions{Layers: []string{"base"}, Limits: limits, RequestID: "x"}); dsec.CodeOf(orOK(err)) != dsec.CodeExhausted {
+		t.Errorf("create on a full disk: %v", err)
+	}
+	// The server is not worse for it after a restart, and all is well once there is room.
+	c.kill()
+	c.listen = strings.TrimPrefix(c.url, "http://")
+	c.start(t)
+	t.Cleanup(func() { c.killAll(t) })
+	check(t, hog.Kill(t.Context()))
+	testutil.WaitFor(t, time.Minute, "room", func() error {
+		_, o, err := write(1).Output(t.Context())
+		if err == nil && !o.OK() {
+			t.Fatalf("an outcome of a full disk: %+v", o)
+		}
+		return err
+	})
+}
+
+// orOK is an error of no code of ours where there is none.
+func orOK(err error) error {
+	if err == nil {
+		return errors.New("no error")
+	}
+	return err
+}
