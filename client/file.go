@@ -208,7 +208,8 @@ func (s *Sandbox) WriteFile(ctx context.Context, path string, data []byte, mode 
 type Uploaded struct{ Entries, Bytes int64 }
 
 // Upload unpacks a tar below the directory path, which is made if missing.
-// user owns all entries; empty is as in the tar.
+// user owns all entries; empty is as in the tar. What was unpacked before an error
+// stays, as with tar: for all or nothing, upload to a new directory and Rename it.
 func (s *Sandbox) Upload(ctx context.Context, path string, tar io.Reader, user string) (Uploaded, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -3,6 +3,7 @@ package apiserver
 import (
 	"context"
 	"net/http"
+	"slices"
 	"strings"
 
 	"connectrpc.com/connect"
@@ -21,7 +22,7 @@ type principalKey struct{}
 // gate authenticates a call by its header alone, before a byte of its body is
 // read. It stands before every route, so that none can forget it.
 func (s *Server) gate(ctx context.Context, spec connect.Spec, _ connect.Peer, h http.Header) (context.Context, error) {
-	p, err := s.iam.Authenticate(secret(h))
+	p, err := s.authenticate(h)
 	if err == nil && !p.Admin && strings.HasPrefix(spec.Procedure, "/"+dsecv1connect.AdminServiceName+"/") {
 		err = dsec.Errorf(dsec.CodeDenied, "this needs an admin key")
 	}
@@ -32,12 +33,36 @@ func (s *Server) gate(ctx context.Context, spec connect.Spec, _ connect.Peer, h 
 	return context.WithValue(ctx, principalKey{}, p), nil
 }
 
-// secret reads the key of a request's header; empty if there is none.
-func secret(h http.Header) string {
-	if scheme, key, ok := strings.Cut(h.Get("Authorization"), " "); ok && strings.EqualFold(scheme, "Bearer") {
-		return strings.TrimSpace(key)
+// secret reads the key of a request's header; empty if there is none. Two that
+// differ are refused: which of them counts is nothing to guess, and what stands
+// before this server may have looked at the other.
+func secret(h http.Header) (string, error) {
+	keys := slices.Clone(h.Values("X-API-Key"))
+	for _, v := range h.Values("Authorization") {
+		scheme, key, ok := strings.Cut(v, " ")
+		if !ok || !strings.EqualFold(scheme, "Bearer") {
+			return "", &dsec.Error{Code: dsec.CodeUnauthenticated, Field: "Authorization", Message: "want Bearer and an API key"}
+		}
+		keys = append(keys, strings.TrimSpace(key))
 	}
-	return h.Get("X-API-Key")
+	if len(keys) == 0 {
+		return "", nil
+	}
+	for _, k := range keys[1:] {
+		if k != keys[0] {
+			return "", &dsec.Error{Code: dsec.CodeUnauthenticated, Field: "Authorization", Message: "want one API key, got several that differ"}
+		}
+	}
+	return keys[0], nil
+}
+
+// authenticate tells who a request with this header acts for.
+func (s *Server) authenticate(h http.Header) (iam.Principal, error) {
+	key, err := secret(h)
+	if err != nil {
+		return iam.Principal{}, err
+	}
+	return s.iam.Authenticate(key)
 }
 
 // principal is who the gate let in. A call that did not pass it has none, and
@@ -49,6 +74,6 @@ func principal(ctx context.Context) iam.Principal {
 // Admin reports whether a request carries an admin key, for what is served
 // beside the API.
 func (s *Server) Admin(r *http.Request) bool {
-	p, err := s.iam.Authenticate(secret(r.Header))
+	p, err := s.authenticate(r.Header)
 	return err == nil && p.Admin
 }

@@ -239,7 +239,11 @@ class Files:
             await self.upload_tar(tar, remote, user=user)
 
     async def upload_tar(self, tar: AsyncIterable[bytes], remote: StrPath, *, user: str = "") -> None:
-        """Unpack a tar stream below the directory remote, which is made where missing."""
+        """Unpack a tar stream below the directory remote, which is made where missing.
+
+        What was unpacked before an error stays, as with tar: for all or nothing,
+        upload to a new directory and `rename` it.
+        """
         target = file_pb2.UploadOpen(
             sandbox_id=self._sandbox_id, path=c.path(remote, "remote"), user=c.text(user, "user")
         )

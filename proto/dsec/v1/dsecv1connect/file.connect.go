@@ -67,7 +67,8 @@ type FileServiceClient interface {
 	// Download streams a tar of a file or of a whole directory.
 	Download(context.Context, *connect.Request[v1.DownloadRequest]) (*connect.ServerStreamForClient[v1.FileChunk], error)
 	// Upload unpacks a tar stream below a directory, which is made if missing.
-	// Entries that would leave it are refused.
+	// Entries that would leave it are refused. As with tar, what came before an
+	// error stays: for all or nothing, upload to a new directory and Rename it.
 	Upload(context.Context) *connect.ClientStreamForClient[v1.UploadRequest, v1.UploadResponse]
 }
 
@@ -215,7 +216,8 @@ type FileServiceHandler interface {
 	// Download streams a tar of a file or of a whole directory.
 	Download(context.Context, *connect.Request[v1.DownloadRequest], *connect.ServerStream[v1.FileChunk]) error
 	// Upload unpacks a tar stream below a directory, which is made if missing.
-	// Entries that would leave it are refused.
+	// Entries that would leave it are refused. As with tar, what came before an
+	// error stays: for all or nothing, upload to a new directory and Rename it.
 	Upload(context.Context, *connect.ClientStream[v1.UploadRequest]) (*connect.Response[v1.UploadResponse], error)
 }
 
