@@ -64,6 +64,16 @@ func (p *Process) SignalTree(ctx context.Context, sig syscall.Signal) error {
 	return p.signal(ctx, sig, true)
 }
 
+// Kill kills every process that the command started. It is a success where the
+// command has ended already.
+func (p *Process) Kill(ctx context.Context) error {
+	err := p.signal(ctx, syscall.SIGKILL, true)
+	if err != nil && dsec.CodeOf(err) == dsec.CodeConflict {
+		return nil // it has ended, or its sandbox has
+	}
+	return err
+}
+
 func (p *Process) signal(ctx context.Context, sig syscall.Signal, tree bool) error {
 	_, err := call(ctx, p.sandbox.c, p.sandbox.c.process.Signal, &dsecv1.SignalRequest{
 		SandboxId: string(p.sandbox.id), ProcessId: p.ID, Signal: int32(sig), Tree: tree,

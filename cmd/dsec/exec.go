@@ -32,7 +32,7 @@ func newExecFlags(e *env, name string) *execFlags {
 	f.Var(&f.env, "e", "`KEY=VALUE` for the command; may be repeated")
 	f.StringVar(&f.dir, "w", "", "working `directory`")
 	f.StringVar(&f.user, "u", "", "`user`: name, uid, name:group or uid:gid")
-	f.DurationVar(&f.timeout, "timeout", 0, "kill the command and all its processes after that `duration`")
+	f.Var(span{&f.timeout}, "timeout", "kill the command and all its processes after that `duration`")
 	return f
 }
 

@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"text/tabwriter"
+	"time"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/client"
@@ -212,6 +213,31 @@ func (p *pairs) Set(s string) error {
 		p.m = map[string]string{}
 	}
 	p.m[k] = v
+	return nil
+}
+
+// span is a flag of time: 90s, 1h30m.
+type span struct{ d *time.Duration }
+
+// String implements flag.Value.
+func (s span) String() string {
+	if s.d == nil || *s.d == 0 {
+		return ""
+	}
+	return s.d.String()
+}
+
+// Set implements flag.Value.
+func (s span) Set(text string) error {
+	d, err := time.ParseDuration(text)
+	if err != nil || d < 0 {
+		hint := ""
+		if _, nerr := strconv.ParseFloat(text, 64); nerr == nil && !strings.HasPrefix(text, "-") {
+			hint = "; for " + text + " seconds write " + text + "s"
+		}
+		return errors.New("want a number with a unit, such as 500ms, 90s, 30m or 1h30m" + hint)
+	}
+	*s.d = d
 	return nil
 }
 

@@ -11,15 +11,19 @@ import (
 func runKeyCreate(ctx context.Context, e *env, args []string) error {
 	f := clientFlags(e, "key create")
 	project := f.String("project", "", "`name` of the project that the key acts for; made if new")
-	ttl := f.Duration("expires-in", 0, "how long the key is good, for example 720h; 0 is for ever")
-	c, _, err := f.connect(args, 0, 0, 0)
+	var ttl time.Duration
+	f.Var(span{&ttl}, "expires-in", "how long the key is good, for example 720h; 0 is for ever")
+	if _, err := f.parse(args, 0, 0, 0); err != nil {
+		return err
+	}
+	c, err := f.client()
 	if err != nil {
 		return err
 	}
 	defer c.Close()
 	var expires time.Time
-	if *ttl != 0 {
-		expires = time.Now().Add(*ttl)
+	if ttl != 0 {
+		expires = time.Now().Add(ttl)
 	}
 	k, secret, err := c.CreateKey(ctx, *project, expires)
 	if err != nil {

@@ -93,9 +93,9 @@ func lifetime(flag, text string) (time.Duration, error) {
 	if text == "" {
 		return 0, nil
 	}
-	d, err := time.ParseDuration(text)
-	if err != nil || d < 0 {
-		return 0, dsec.Invalid(flag, "want a duration such as 90s, 30m or 24h, or 0 for never")
+	var d time.Duration
+	if err := (span{&d}).Set(text); err != nil {
+		return 0, dsec.Invalid(flag, "%v, or 0 for never", err)
 	}
 	if d == 0 {
 		return client.Never, nil

@@ -76,7 +76,7 @@ func canonicalName(field, name string) (string, error) {
 
 // find returns the layer that a caller of project means by ref, a name or a digest.
 func (l *layerNames) find(project, field, ref string) (tag, error) {
-	missing := &dsec.Error{Code: dsec.CodeNotFound, Field: field, Message: "no such layer; see `dsec layer list`"}
+	missing := &dsec.Error{Code: dsec.CodeNotFound, Field: field, Message: fmt.Sprintf("no layer %.300q; `dsec layer list` shows those that there are", ref)}
 	if strings.HasPrefix(ref, "sha256:") {
 		if !digestForm.MatchString(ref) {
 			return tag{}, dsec.Invalid(field, "want sha256: and 64 hex digits")

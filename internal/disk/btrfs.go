@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 	"unsafe"
 
@@ -26,6 +27,8 @@ type btrfs struct {
 	s     *Store
 	fd    int    // of the mount
 	sysfs string // /sys/fs/btrfs/<uuid>
+
+	committed atomic.Int64 // when usage last asked for a commit, in ns since 1970
 
 	dirty chan struct{} // a removal wants the cleaner to run
 	free  *recycler
@@ -225,8 +228,16 @@ func (b *btrfs) create(_ context.Context, id string, req Request) (int, error) {
 
 func (b *btrfs) open(id string) (int, error) { return openDirAt(b.fd, id) }
 
-// usage reads the live counter; the quota tree is up to date only at commits.
+// usage reads the quota's counter, which knows of what was written once that is on
+// disk and committed. The kernel does either in its own time, half a minute each.
+// The second is asked for here, so that who looks again soon sees it.
 func (b *btrfs) usage(id string) (Usage, error) {
+	b.commitSoon()
+	return b.counted(id)
+}
+
+// counted is usage without the wish to see more next time.
+func (b *btrfs) counted(id string) (Usage, error) {
 	fd, err := b.open(id)
 	if err != nil {
 		return Usage{}, err
@@ -236,25 +247,19 @@ func (b *btrfs) usage(id string) (Usage, error) {
 	return Usage{Bytes: used}, err
 }
 
-// referenced is the bytes that the subvolume of an open directory refers to.
-// What was written since the last commit is not among them.
-func (b *btrfs) referenced(dir int) (int64, error) {
-	n, err := b.subvolID(dir)
-	if err != nil {
-		return 0, err
+// commitEvery bounds how often looking at usage makes the kernel commit.
+const commitEvery = time.Second
+
+func (b *btrfs) commitSoon() {
+	now := time.Now().UnixNano()
+	last := b.committed.Load()
+	if now-last < int64(commitEvery) || !b.committed.CompareAndSwap(last, now) {
+		return
 	}
-	// Without os.ReadFile, which asks whether the file can be polled: it can.
-	fd, err := unix.Open(fmt.Sprintf("%s/qgroups/0_%d/referenced", b.sysfs, n), unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return 0, fmt.Errorf("btrfs: quota of subvolume %d: %w", n, err)
+	var transaction uint64
+	if err := ioctl(b.fd, iocStartSync, &transaction); err != nil {
+		b.s.log.Warn("btrfs commit", "err", err)
 	}
-	defer unix.Close(fd)
-	var text [32]byte
-	l, err := unix.Read(fd, text[:])
-	if err != nil {
-		return 0, fmt.Errorf("btrfs: quota of subvolume %d: %w", n, err)
-	}
-	return strconv.ParseInt(strings.TrimSpace(string(text[:l])), 10, 64)
 }
 
 func (b *btrfs) subvolID(dir int) (uint64, error) {
@@ -372,6 +377,7 @@ const (
 	iocQuotaCtl     = 0xc0109428 // _IOWR(0x94, 40, quotaCtl)
 	iocQgroupLimit  = 0x8030942b // _IOR(0x94, 43, qgroupLimit)
 	iocSync         = 0x9408     // _IO(0x94, 8)
+	iocStartSync    = 0x80089418 // _IOR(0x94, 24, uint64)
 
 	quotaEnableSimple = 4
 	limitReferenced   = 1

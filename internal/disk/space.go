@@ -104,11 +104,15 @@ type btrfsSpace struct {
 // yet will take.
 type spaceInfo struct{ total, used, pinned, reserved, readonly, promised int64 }
 
-func (i spaceInfo) free() int64 { return i.total - i.used - i.pinned - i.reserved - i.readonly }
+// held is what nobody else can have: what is used, what is on its way to the disk,
+// and what was given back and is not free before the next commit.
+func (i spaceInfo) held() int64 { return i.used + i.pinned + i.reserved }
+
+func (i spaceInfo) free() int64 { return i.total - i.held() - i.readonly }
 
 func (p btrfsSpace) space() Space {
 	s := Space{
-		Size: p.size, Used: p.data.used + p.data.promised + p.meta.used, Allocated: p.size - p.unallocated,
+		Size: p.size, Used: p.data.held() + p.data.promised + p.meta.held(), Allocated: p.size - p.unallocated,
 		Free: max(0, p.unallocated+p.data.free()-p.data.promised),
 	}
 	if p.unallocated+p.meta.free()-p.reserve < metaRoom {

@@ -133,17 +133,39 @@ func (c Config) validate() error {
 }
 
 // limitFields lists the fields of Limits, with the least that a sandbox can
-// start with.
+// start with and how a value is written for people.
 var limitFields = []struct {
 	name string
 	min  int64
+	text func(int64) string
 	of   func(*dsec.Limits) *int64
 }{
-	{"milli_cpu", 10, func(l *dsec.Limits) *int64 { return &l.MilliCPU }},
-	{"memory_bytes", 8 << 20, func(l *dsec.Limits) *int64 { return &l.MemoryBytes }},
-	{"disk_bytes", 1 << 20, func(l *dsec.Limits) *int64 { return &l.DiskBytes }},
-	{"disk_inodes", 64, func(l *dsec.Limits) *int64 { return &l.DiskInodes }},
-	{"pids", 8, func(l *dsec.Limits) *int64 { return &l.Pids }},
+	{"milli_cpu", 10, cpus, func(l *dsec.Limits) *int64 { return &l.MilliCPU }},
+	{"memory_bytes", 8 << 20, size, func(l *dsec.Limits) *int64 { return &l.MemoryBytes }},
+	{"disk_bytes", 1 << 20, size, func(l *dsec.Limits) *int64 { return &l.DiskBytes }},
+	{"disk_inodes", 64, counted("files"), func(l *dsec.Limits) *int64 { return &l.DiskInodes }},
+	{"pids", 8, counted("processes and threads"), func(l *dsec.Limits) *int64 { return &l.Pids }},
+}
+
+func counted(unit string) func(int64) string {
+	return func(n int64) string { return fmt.Sprintf("%d %s", n, unit) }
+}
+
+// cpus writes thousandths of a CPU with what they are: 1500 (1.5 CPUs).
+func cpus(n int64) string { return fmt.Sprintf("%d (%g CPUs)", n, float64(n)/1000) }
+
+// size writes bytes, with the largest unit in which they are a round number:
+// 8388608 (8 MiB).
+func size(n int64) string {
+	for _, u := range []struct {
+		name string
+		n    int64
+	}{{"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10}} {
+		if n >= u.n && n%u.n == 0 {
+			return fmt.Sprintf("%d (%d %s)", n, n/u.n, u.name)
+		}
+	}
+	return fmt.Sprintf("%d bytes", n)
 }
 
 // fillLimits puts def where l has zeros.

@@ -2,6 +2,8 @@ package edge
 
 import (
 	"context"
+	"errors"
+	"log/slog"
 	"net/http"
 
 	"connectrpc.com/connect"
@@ -56,7 +58,11 @@ func (i errorInterceptor) encode(procedure string, err error) error {
 	safe := apierr.Safe(err)
 	i.e.metrics.errors.WithLabelValues(string(safe.Code)).Inc()
 	if safe.Err != nil || asError(err) == nil {
-		i.e.log.Warn("request failed", "procedure", procedure, "code", safe.Code, "err", err, "cause", safe.Err)
+		level := slog.LevelWarn
+		if errors.Is(err, context.Canceled) {
+			level = slog.LevelDebug // its caller has left: mostly input that an ended command did not want
+		}
+		i.e.log.Log(context.Background(), level, "request failed", "procedure", procedure, "code", safe.Code, "err", err, "cause", safe.Err)
 	}
 	return apierr.Encode(err)
 }

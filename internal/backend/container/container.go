@@ -297,6 +297,12 @@ func (b *Backend) free() error {
 		errs = append(errs, err)
 		if err == nil && len(left) == 0 {
 			errs = append(errs, b.slots.remove(), removeState(b.config.RunDir))
+			if b.tree != nil && b.config.Exclusive {
+				// What is busy is for the next start, which finds it by its name.
+				if err := b.tree.Destroy(); err != nil && !errors.Is(err, unix.EBUSY) {
+					errs = append(errs, err)
+				}
+			}
 		}
 		b.slots.close()
 	}
