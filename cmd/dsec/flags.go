@@ -230,9 +230,9 @@ func (s span) String() string {
 // Set implements flag.Value.
 func (s span) Set(text string) error {
 	d, err := time.ParseDuration(text)
-	if err != nil || d < 0 {
+	if err != nil {
 		hint := ""
-		if _, nerr := strconv.ParseFloat(text, 64); nerr == nil && !strings.HasPrefix(text, "-") {
+		if _, nerr := strconv.ParseFloat(text, 64); nerr == nil {
 			hint = "; for " + text + " seconds write " + text + "s"
 		}
 		return errors.New("want a number with a unit, such as 500ms, 90s, 30m or 1h30m" + hint)

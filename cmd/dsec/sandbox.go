@@ -94,7 +94,11 @@ func lifetime(flag, text string) (time.Duration, error) {
 		return 0, nil
 	}
 	var d time.Duration
-	if err := (span{&d}).Set(text); err != nil {
+	err := (span{&d}).Set(text)
+	if err == nil && d < 0 {
+		err = errors.New("want a time to come")
+	}
+	if err != nil {
 		return 0, dsec.Invalid(flag, "%v, or 0 for never", err)
 	}
 	if d == 0 {

@@ -49,7 +49,8 @@ type Options struct {
 	// at once; 0 is half of what is free, at most 32 GiB. One that is there is left as it is.
 	ImageBytes int64
 	// MaxImageBytes is how large that image may grow where it becomes full, as
-	// long as the disk of Dir keeps a tenth and 1 GiB free. It never shrinks.
+	// long as the disk of Dir keeps a tenth of it free, but at least 1 and at most
+	// 16 GiB. It never shrinks.
 	// 0: it does not grow.
 	MaxImageBytes int64
 	Log           *slog.Logger

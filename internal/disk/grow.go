@@ -22,9 +22,10 @@ const (
 	growBelow = 8 << 30
 	growStep  = 8 << 30
 	minStep   = 64 << 20
-	// keepPart and keepFree are what the disk below the image keeps free.
-	keepPart = 10
-	keepFree = 1 << 30
+	// What the disk below the image keeps free: a part of it, within bounds.
+	keepPart  = 10
+	keepLeast = 1 << 30
+	keepMost  = 16 << 30
 )
 
 // grow takes more of the disk below for the image. The blocks are allocated
@@ -58,7 +59,7 @@ func (b *btrfs) grow() error {
 
 // growth is by how much an image grows on a disk of that size with that much free.
 func growth(image, most, disk, free int64) int64 {
-	step := min(growStep, image/2, most-image, free-max(keepFree, disk/keepPart))
+	step := min(growStep, image/2, most-image, free-max(keepLeast, min(keepMost, disk/keepPart)))
 	if step &^= 1<<20 - 1; step < minStep {
 		return 0
 	}

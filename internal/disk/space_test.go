@@ -200,6 +200,7 @@ func TestGrowth(t *testing.T) {
 	}{
 		{"half", 4 * gib, math.MaxInt64, 100 * gib, 50 * gib, 2 * gib},
 		{"at most a step", 32 * gib, math.MaxInt64, 1000 * gib, 500 * gib, 8 * gib},
+		{"16 GiB stay", 32 * gib, math.MaxInt64, 1000 * gib, 18 * gib, 2 * gib},
 		{"to its most", 4 * gib, 5 * gib, 100 * gib, 50 * gib, gib},
 		{"a tenth stays", 4 * gib, math.MaxInt64, 100 * gib, 11 * gib, gib},
 		{"1 GiB stays", 4 * gib, math.MaxInt64, 4 * gib, 1100 * mib, 76 * mib},

@@ -20,8 +20,8 @@ const apiVersion = 1
 // or a batch of creates, with room to spare.
 const maxMessage = 16 << 20
 
-// Handler serves the edge API and /healthz. It needs HTTP/2, in clear text or
-// not, for SessionService.RunCommands alone. /metrics belongs to the process.
+// Handler serves the edge API and /healthz. No call sends both ways at once, so
+// that HTTP/1.1 does. /metrics belongs to the process.
 func (e *Edge) Handler() http.Handler {
 	mux := http.NewServeMux()
 	opts := []connect.HandlerOption{
@@ -32,7 +32,7 @@ func (e *Edge) Handler() http.Handler {
 	}
 	mux.Handle(dsecv1connect.NewEdgeServiceHandler(service{e}, opts...))
 	mux.Handle(dsecv1connect.NewProcessServiceHandler(processService{e}, opts...))
-	mux.Handle(dsecv1connect.NewSessionServiceHandler(sessionService{e}, opts...))
+	mux.Handle(dsecv1connect.NewSessionServiceHandler(sessionService{e: e}, opts...))
 	mux.Handle(dsecv1connect.NewFileServiceHandler(fileService{e}, opts...))
 	mux.HandleFunc("GET /healthz", e.health)
 	return daemon.HoldAnswers(mux)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"math"
 	"strings"
 	"sync"
@@ -346,31 +345,14 @@ func TestSessionsOverTheAPI(t *testing.T) {
 	if _, err := n.session.OpenSession(t.Context(), connect.NewRequest(&dsecv1.OpenSessionRequest{SandboxId: id})); err != nil {
 		t.Fatalf("a second session, which needs another group: %v", err)
 	}
-	bidi := n.session.RunCommands(t.Context())
 	for _, c := range []struct {
 		command, stdout string
 		code            int32
 	}{{"pwd; echo $FROM $ALSO; cd /", "/tmp\ncreate open\n", 0}, {"pwd; false", "/\n", 1}} {
-		if err := bidi.Send(&dsecv1.RunCommandRequest{SandboxId: id, SessionId: sid, Command: c.command}); err != nil {
-			t.Fatal(err)
-		}
-		var got said
-		for got.outcome == nil {
-			m, err := bidi.Receive()
-			if err != nil {
-				t.Fatal(err)
-			}
-			got.add(m)
-		}
+		got := n.in(id, sid, c.command)
 		if got.stdout != c.stdout || got.outcome.GetExitCode() != c.code || !got.outcome.Claimed {
 			t.Errorf("%q: %+v", c.command, got)
 		}
-	}
-	if err := bidi.CloseRequest(); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := bidi.Receive(); !errors.Is(err, io.EOF) {
-		t.Errorf("after the last command: %v, want the end", err)
 	}
 	stream, err := n.session.RunCommand(t.Context(), connect.NewRequest(&dsecv1.RunCommandRequest{SandboxId: id, SessionId: "none", Command: "true"}))
 	if err == nil {

@@ -2,7 +2,6 @@ package edge
 
 import (
 	"context"
-	"errors"
 	"io"
 	"time"
 
@@ -11,10 +10,15 @@ import (
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/chronusapi"
 	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
+	"github.com/opendsec/dsec/proto/dsec/v1/dsecv1connect"
 )
 
-// sessionService serves SessionService.
-type sessionService struct{ e *Edge }
+// sessionService serves SessionService, but for RunCommands: apiservers make a
+// call of its own for each command that a client sends so.
+type sessionService struct {
+	dsecv1connect.UnimplementedSessionServiceHandler
+	e *Edge
+}
 
 // OpenSession opens a session.
 func (x sessionService) OpenSession(ctx context.Context, req *connect.Request[dsecv1.OpenSessionRequest]) (*connect.Response[dsecv1.OpenSessionResponse], error) {
@@ -125,37 +129,6 @@ func (c *call) runCommand(m *dsecv1.RunCommandRequest, out *sender) error {
 // shortCommand is how long the start of a session's command waits for what
 // follows it.
 const shortCommand = time.Millisecond
-
-// RunCommands runs many commands over one stream, in order.
-func (x sessionService) RunCommands(ctx context.Context, stream *connect.BidiStream[dsecv1.RunCommandRequest, dsecv1.ProcessEvent]) error {
-	first, err := stream.Receive()
-	if err != nil {
-		return endOfInput(err)
-	}
-	return x.e.with(ctx, stream.RequestHeader(), first.SandboxId, func(c *call) error {
-		out := newSender(ctx, stream.Send)
-		defer out.close()
-		for m := first; ; {
-			if m.SandboxId != "" && m.SandboxId != string(c.s.id) {
-				return dsec.Invalid("sandbox_id", "want the sandbox of the first message")
-			}
-			if err := c.runCommand(m, out); err != nil {
-				return err
-			}
-			out.flush()
-			if m, err = stream.Receive(); err != nil {
-				return endOfInput(err)
-			}
-		}
-	})
-}
-
-func endOfInput(err error) error {
-	if errors.Is(err, io.EOF) {
-		return nil
-	}
-	return err
-}
 
 // InterruptCommand kills what a session's command has started.
 func (x sessionService) InterruptCommand(ctx context.Context, req *connect.Request[dsecv1.InterruptCommandRequest]) (*connect.Response[dsecv1.InterruptCommandResponse], error) {

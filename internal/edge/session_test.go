@@ -40,32 +40,21 @@ func (n *node) in(id, session, command string) said {
 	return got
 }
 
-// receiver is a stream of events, one way or both.
+// receiver is a stream of events.
 type receiver func() (*dsecv1.ProcessEvent, error)
 
-// beginIn begins a command in a session and reads its first output, from each
-// kind of stream that there is.
-func (n *node) beginIn(ctx context.Context, both bool, req *dsecv1.RunCommandRequest) receiver {
+// beginIn begins a command in a session and reads its first output.
+func (n *node) beginIn(ctx context.Context, req *dsecv1.RunCommandRequest) receiver {
 	n.t.Helper()
-	var next receiver
-	if both {
-		stream := n.session.RunCommands(ctx)
-		context.AfterFunc(ctx, func() { _ = stream.CloseRequest() })
-		if err := stream.Send(req); err != nil {
-			n.t.Fatal(err)
+	stream, err := n.session.RunCommand(ctx, connect.NewRequest(req))
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	next := func() (*dsecv1.ProcessEvent, error) {
+		if !stream.Receive() {
+			return nil, errors.Join(stream.Err(), io.EOF)
 		}
-		next = stream.Receive
-	} else {
-		stream, err := n.session.RunCommand(ctx, connect.NewRequest(req))
-		if err != nil {
-			n.t.Fatal(err)
-		}
-		next = func() (*dsecv1.ProcessEvent, error) {
-			if !stream.Receive() {
-				return nil, errors.Join(stream.Err(), io.EOF)
-			}
-			return stream.Msg(), nil
-		}
+		return stream.Msg(), nil
 	}
 	for {
 		m, err := next()
@@ -89,18 +78,16 @@ func TestClientGoneInterruptsItsSessionsCommand(t *testing.T) {
 		}
 	}
 	sleep := &dsecv1.RunCommandRequest{SandboxId: id, SessionId: sid, Command: "echo begun; sleep 1000"}
-	for _, both := range []bool{false, true} {
-		ctx, cancel := context.WithCancel(t.Context())
-		next := n.beginIn(ctx, both, sleep)
-		cancel()
-		kept("a cancel")
-		if m, err := next(); err == nil && m.GetExited() == nil {
-			t.Errorf("a stream that was canceled: %v", m)
-		}
+	gone, leave := context.WithCancel(t.Context())
+	next := n.beginIn(gone, sleep)
+	leave()
+	kept("a cancel")
+	if m, err := next(); err == nil && m.GetExited() == nil {
+		t.Errorf("a stream that was canceled: %v", m)
 	}
 
 	// Of two clients only the one that goes loses its command.
-	next := n.beginIn(t.Context(), false, sleep)
+	next = n.beginIn(t.Context(), sleep)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
 	go func() {
@@ -148,7 +135,7 @@ func TestRestartLeavesASessionsCommandRunning(t *testing.T) {
 	n := newNode(t, nil)
 	id := n.create(&dsecv1.CreateRequest{})
 	sid := n.openSession(id)
-	n.beginIn(t.Context(), false, &dsecv1.RunCommandRequest{SandboxId: id, SessionId: sid, Command: "echo begun; sleep 1000"})
+	n.beginIn(t.Context(), &dsecv1.RunCommandRequest{SandboxId: id, SessionId: sid, Command: "echo begun; sleep 1000"})
 	n.restart()
 	n.quiet()
 	list, err := n.session.ListSessions(t.Context(), connect.NewRequest(&dsecv1.ListSessionsRequest{SandboxId: id}))
