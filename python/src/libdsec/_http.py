@@ -8,6 +8,8 @@ loop of one process; `TransportPool` finds the right one.
 from __future__ import annotations
 
 import asyncio
+import atexit
+import contextlib
 import os
 import socket
 import ssl
@@ -174,6 +176,21 @@ class Transport:
         await self._short.close()
         await self._long.close()
 
+    def forsake(self) -> None:
+        """Close from outside of the event loop, which may be over: for who forgot to close."""
+        for response in list(self._open):
+            with contextlib.suppress(Exception):
+                self.drop(response)
+        for stream in list(self._bidi):
+            with contextlib.suppress(Exception):
+                stream.close()
+        for session in (self._short, self._long):
+            connector = session.connector
+            # aiohttp's own close() needs the loop to run; without any it complains.
+            session.detach()
+            with contextlib.suppress(Exception):
+                getattr(connector, "_close", lambda: None)()
+
     def mine(self) -> bool:
         """Whether this process made the transport, and did not inherit it by a fork."""
         return self._pid == os.getpid()
@@ -310,6 +327,17 @@ class TransportPool:
         if transport is not None:
             await transport.close()
 
+    def __del__(self) -> None:
+        # A client that is dropped, or left open at the end of the program.
+        self.forsake()
+
+    def forsake(self) -> None:
+        """Close all that this process made, from outside of any event loop."""
+        transports, self._transports = self._transports, {}
+        for transport in transports.values():
+            if transport.mine():
+                transport.forsake()
+
     def abandon(self) -> list[object]:
         """Forget all transports; return what must live on for them not to be finalised."""
         transports, self._transports = self._transports, {}
@@ -326,6 +354,12 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
+
+
+@atexit.register
+def _at_exit() -> None:
+    for pool in list(_pools):
+        pool.forsake()
 
 
 @asynccontextmanager
