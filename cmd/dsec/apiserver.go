@@ -89,7 +89,7 @@ func startAPI(
 	}
 	stack.Push(func(context.Context) error { api.Close(); return nil })
 	allow := func(r *http.Request) bool { return daemon.Loopback(r) || api.Admin(r) }
-	srv := daemon.HTTPServer(daemon.WithStatus(api.Handler(), reg, api.Ready, allow), log)
+	srv := daemon.HTTPServer(daemon.WithStatus(daemon.WithProfiles(api.Handler(), api.Admin), reg, api.Ready, allow), log)
 	srv.RegisterOnShutdown(api.Stopping)
 	if cfg.API.TLSCert != "" {
 		cert, err := tls.LoadX509KeyPair(cfg.API.TLSCert, cfg.API.TLSKey)

@@ -60,7 +60,7 @@ func serveStatus(cfg *Config, log *slog.Logger, reg *prometheus.Registry, ready 
 	if err != nil {
 		return err
 	}
-	stack.Serve(daemon.HTTPServer(daemon.WithStatus(http.NotFoundHandler(), reg, ready, daemon.Loopback), log), l, failed)
+	stack.Serve(daemon.HTTPServer(daemon.WithStatus(daemon.WithProfiles(http.NotFoundHandler(), daemon.Loopback), reg, ready, daemon.Loopback), log), l, failed)
 	return nil
 }
 

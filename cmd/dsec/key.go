@@ -13,10 +13,7 @@ func runKeyCreate(ctx context.Context, e *env, args []string) error {
 	project := f.String("project", "", "`name` of the project that the key acts for; made if new")
 	var ttl time.Duration
 	f.Var(span{&ttl}, "expires-in", "how long the key is good, for example 720h; 0 is for ever")
-	if _, err := f.parse(args, 0, 0, 0); err != nil {
-		return err
-	}
-	c, err := f.client()
+	c, _, err := f.connect(args, 0, 0, 0)
 	if err != nil {
 		return err
 	}

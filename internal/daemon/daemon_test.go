@@ -75,7 +75,8 @@ func TestServeAndStatus(t *testing.T) {
 	check(t, err)
 	allowed := true
 	var notReady error
-	h := WithStatus(http.NotFoundHandler(), Registry(), func() error { return notReady }, func(*http.Request) bool { return allowed })
+	allow := func(*http.Request) bool { return allowed }
+	h := WithStatus(WithProfiles(http.NotFoundHandler(), allow), Registry(), func() error { return notReady }, allow)
 	s.Serve(HTTPServer(h, testutil.Logger(t)), l, make(chan error, 1))
 	tr := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", path)
@@ -105,8 +106,10 @@ func TestServeAndStatus(t *testing.T) {
 	if code, body := get("/healthz"); code != 503 || body != "not ready\n" {
 		t.Errorf("%d %q", code, body)
 	}
-	if code, _ := get("/metrics"); code != 403 {
-		t.Errorf("refused caller: %d", code)
+	for _, path := range []string{"/metrics", "/debug/pprof/", "/debug/pprof/profile?seconds=1"} {
+		if code, _ := get(path); code != 403 {
+			t.Errorf("%s for a refused caller: %d", path, code)
+		}
 	}
 	tr.CloseIdleConnections()
 	check(t, s.Stop(t.Context()))

@@ -105,10 +105,6 @@ func (r *recycler) empty(name string) {
 
 // small empties a subvolume, if that is little work.
 func (r *recycler) small(name string) (bool, error) {
-	u, err := r.b.counted(name)
-	if err != nil || u.Bytes > maxResidue {
-		return false, err
-	}
 	fd, err := unix.Openat(r.b.fd, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return false, err

@@ -29,6 +29,7 @@ import (
 	"time"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/hostos"
 	"github.com/opendsec/dsec/internal/journal"
 )
 
