@@ -144,6 +144,31 @@ func TestFullDiskIsNoOutcome(t *testing.T) {
 	})
 }
 
+// TestStopLeavesNoCgroup: a server that stops without sandboxes leaves the trees
+// of the kernel as they were.
+func TestStopLeavesNoCgroup(t *testing.T) {
+	c := new(containerServer)
+	cl := kept(t, c)
+	sb, err := cl.CreateSandbox(t.Context(), client.SandboxOptions{Layers: []string{"base"}})
+	check(t, err)
+	mine := func() (found []string) {
+		for _, pattern := range []string{"/sys/fs/cgroup/" + c.name, "/sys/fs/cgroup/*/" + c.name} {
+			dirs, err := filepath.Glob(pattern)
+			check(t, err)
+			found = append(found, dirs...)
+		}
+		return found
+	}
+	if len(mine()) == 0 {
+		t.Fatal("the server has no cgroup: this test looks in the wrong place")
+	}
+	check(t, sb.Kill(t.Context()))
+	c.stop()
+	if left := mine(); len(left) > 0 {
+		t.Errorf("left: %q", left)
+	}
+}
+
 // orOK is an error of no code of ours where there is none.
 func orOK(err error) error {
 	if err == nil {

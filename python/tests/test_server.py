@@ -462,9 +462,8 @@ async def test_a_thousand_calls_at_once(client: DSecClient, args: DSecContainerR
 if backend() != "fake":  # whose files have no holes
 
     async def test_a_sparse_file_of_a_terabyte(sandbox: Sandbox, tmp_path: Path) -> None:
-        (
-            await sandbox.run_shell("mkdir /tmp/d && cd /tmp/d && echo hello > small && truncate -s 1099511627776 z")
-        ).check()
+        make = "mkdir /tmp/d && cd /tmp/d && echo hello > small && truncate -s 1099511627776 z"
+        (await sandbox.run_shell(make)).check()
         for call in (
             sandbox.files.read("/tmp/d/z", max_bytes=1 << 20),
             sandbox.files.download("/tmp/d/z", tmp_path / "file"),
