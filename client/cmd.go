@@ -108,10 +108,14 @@ func (c *Cmd) exec(ctx context.Context) ([]byte, dsec.Outcome, error) {
 	res, err := call(ctx, c.sandbox.c, c.sandbox.c.process.Exec, &dsecv1.ExecRequest{
 		SandboxId: string(c.sandbox.id), Command: c.message(),
 	}, never)
-	if err != nil {
-		if de := new(dsec.Error); errors.As(err, &de) && de.Code == dsec.CodeOutcomeUnknown && res == nil {
-			err = &dsec.Error{Code: de.Code, Field: de.Field, Err: err, Message: de.Message + " (Processes of the sandbox lists the command if it was started; with Run in place of Output it is gone on with by itself)"}
+	var de *dsec.Error
+	if errors.As(err, &de) && de.Code == dsec.CodeOutcomeUnknown {
+		err = &dsec.Error{
+			Code: de.Code, Field: de.Field, Err: err,
+			Message: de.Message + " (Processes lists the command if it was started; Run in place of Output goes on with it by itself)",
 		}
+	}
+	if err != nil {
 		return nil, dsec.Outcome{}, err
 	}
 	o, ok := outcomeOf(res.Outcome)
