@@ -108,8 +108,7 @@ func (c *Cmd) exec(ctx context.Context) ([]byte, dsec.Outcome, error) {
 	res, err := call(ctx, c.sandbox.c, c.sandbox.c.process.Exec, &dsecv1.ExecRequest{
 		SandboxId: string(c.sandbox.id), Command: c.message(),
 	}, never)
-	var de *dsec.Error
-	if errors.As(err, &de) && de.Code == dsec.CodeOutcomeUnknown {
+	if de, ok := errors.AsType[*dsec.Error](err); ok && de.Code == dsec.CodeOutcomeUnknown {
 		err = &dsec.Error{
 			Code: de.Code, Field: de.Field, Err: err,
 			Message: de.Message + " (Processes lists the command if it was started; Run in place of Output goes on with it by itself)",

@@ -65,8 +65,7 @@ func (f *follower) goOn(ctx context.Context) (o dsec.Outcome, err error) {
 	if ctx.Err() != nil && f.own {
 		f.kill(ctx) // an attach that was given up may not have come to the process
 	}
-	var de *dsec.Error
-	if errors.As(err, &de) {
+	if de, ok := errors.AsType[*dsec.Error](err); ok {
 		switch de.Code {
 		case dsec.CodeUnavailable, dsec.CodeNotFound, dsec.CodeUnsupported, dsec.CodeInternal:
 			return o, f.mayGoOn(err) // of the attempt, not of the command
@@ -153,8 +152,8 @@ func (f *follower) broken(err error, procedure string) (bool, error) {
 	case told:
 		return e.Code == dsec.CodeUnavailable || e.Code == dsec.CodeOutcomeUnknown, typed
 	}
-	var de *dsec.Error
-	return errors.As(typed, &de) && (de.Code == dsec.CodeUnavailable || de.Code == dsec.CodeOutcomeUnknown), typed
+	de, ok := errors.AsType[*dsec.Error](typed)
+	return ok && (de.Code == dsec.CodeUnavailable || de.Code == dsec.CodeOutcomeUnknown), typed
 }
 
 // event hands one event on. ended is true for the last one.

@@ -118,11 +118,11 @@ func TestUnknownVariables(t *testing.T) {
 	}
 	load := func(name string, strict bool) error {
 		t.Helper()
-		if err := os.Setenv(name, "1"); err != nil {
-			t.Fatal(err)
-		}
-		defer func() { _ = os.Unsetenv(name) }()
+		t.Setenv(name, "1")
 		_, err := loadConfig(none, strict)
+		if uerr := os.Unsetenv(name); uerr != nil { // t would keep it to its end
+			t.Fatal(uerr)
+		}
 		return err
 	}
 	for name, nearest := range map[string]string{

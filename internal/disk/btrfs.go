@@ -427,9 +427,9 @@ type fsInfo struct {
 
 type devInfo struct {
 	id          uint64
-	uuid        [16]byte
+	_           [16]byte
 	used, total uint64 // bytes in chunks, and of the device
-	rest        [379*8 + 1024]byte
+	_           [379*8 + 1024]byte
 }
 
 // The sizes are part of the request numbers.

@@ -84,9 +84,8 @@ func Inspect(dir string) (driver string, space Space, err error) {
 	if err := b.openMount(); err != nil {
 		return driver, Space{}, err
 	}
-	defer b.closeMount()
 	space, err = b.space()
-	return driver, space, err
+	return driver, space, errors.Join(err, b.closeMount())
 }
 
 // metaRoom is what metadata must have left: with less, btrfs refuses writes

@@ -56,7 +56,7 @@ func TestOwnedAttach(t *testing.T) {
 		t.Fatal(watch.Err())
 	}
 	leave()
-	for s.Receive() { //nolint:revive // to its end
+	for s.Receive() { // to its end
 	}
 	third, leaveThird := context.WithCancel(t.Context())
 	again := attach(third, process)
