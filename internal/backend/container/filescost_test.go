@@ -99,6 +99,7 @@ func TestFilesAreReadAtTheSandboxsCost(t *testing.T) {
 		if refused := err != nil && dsec.CodeOf(err) == dsec.CodeInvalid; refused != tt.refused || !refused && err != nil {
 			t.Errorf("%s: download: %d bytes, %v; refused is to be %v", tt.dir, n, err, tt.refused)
 		}
+		pid = s.processes()[s.filesProcess()] // another one, where it was idle while the tree was made
 		after := ""
 		for {
 			list, more, err := s.client.ListDir(t.Context(), tt.dir, after, 1000)
@@ -108,12 +109,10 @@ func TestFilesAreReadAtTheSandboxsCost(t *testing.T) {
 			}
 			after = list[len(list)-1].Name
 		}
-		now := s.processes()[s.filesProcess()]
-		if now != pid {
-			t.Errorf("%s: what served files is gone", tt.dir)
-			pid = now
-		}
 		check(t, s.client.Remove(t.Context(), tt.dir, true))
+		if now := s.processes()[s.filesProcess()]; now != pid {
+			t.Fatalf("%s: what served files is gone", tt.dir)
+		}
 		peak := statusKiB(t, pid, "VmHWM")
 		t.Logf("%s: %d KiB, of that %d anonymous", tt.dir, peak, statusKiB(t, pid, "RssAnon"))
 		if peak > 48<<10 {

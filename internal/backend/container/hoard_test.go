@@ -117,6 +117,9 @@ func TestHoardersAreEnded(t *testing.T) {
 		{"locks of files", []string{"/bin/inside", "locks", "5000", "200"}},
 		{"buffers of TCP", []string{"/bin/inside", "tcps"}},
 	} {
+		if tt.argv[1] == "tcps" && h.b.tree.Layout().Unified {
+			continue // there it is charged, and the memory's limit holds
+		}
 		s := h.create()
 		stream, err := s.client.Start(t.Context(), chronusapi.StartRequest{Command: chronusapi.Command{Argv: tt.argv, Env: []string{"PATH=/bin"}}, OpenStdin: true})
 		check(t, err)
