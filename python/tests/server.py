@@ -40,6 +40,7 @@ def serve(work: Path) -> Iterator[Server]:
         return
     environment = {k: v for k, v in os.environ.items() if not k.startswith("DSEC_")}
     environment["DSEC_CONTAINER_DISK_IMAGE_BYTES"] = str(2 << 30)
+    cgroup = environment["DSEC_CONTAINER_CGROUP"] = f"dsec-py-{os.getpid()}-{id(work):x}"
     process = subprocess.Popen(
         [
             *(_binary(work), "up", "--backend", backend(), "--listen", "127.0.0.1:0"),
@@ -59,9 +60,19 @@ def serve(work: Path) -> Iterator[Server]:
         process.terminate()
         process.communicate(timeout=_STOP)
         _unmount(work)
+        _remove_cgroups(cgroup)
         shutil.rmtree(work / "data")  # pytest keeps its directories; the volumes' image is large
     if process.returncode != 0:
         raise RuntimeError(f"dsec up ended with {process.returncode}")
+
+
+def _remove_cgroups(name: str) -> None:
+    """Remove the tree that a server keeps for the next one with its data; the tests' sandboxes have ended."""
+    for top in (*Path("/sys/fs/cgroup").glob(f"*/{name}"), Path("/sys/fs/cgroup") / name):
+        if top.is_dir():
+            for group in (*top.iterdir(), top):
+                if group.is_dir():
+                    group.rmdir()
 
 
 def _unmount(work: Path) -> None:
