@@ -233,3 +233,48 @@ func volume(t *testing.T, s *Store, id dsec.SandboxID, bytes int64) *Volume {
 	}
 	return v
 }
+
+// scarce is a disk with as much room as it is told to have.
+type scarce struct {
+	driver
+	free int64
+}
+
+func (d scarce) space() (Space, error) { return Space{Size: 1 << 40, Free: d.free}, nil }
+
+// What filled and ended while no Store was open is unknown from the last time on
+// of which something is known.
+func TestStarvationIsKnownOverARestart(t *testing.T) {
+	dir := t.TempDir()
+	during := func(free int64, do func(s *Store)) {
+		t.Helper()
+		s := &Store{opts: Options{Dir: dir}, driver: scarce{free: free}, log: testutil.Logger(t), stop: make(chan struct{})}
+		var err error
+		if s.starved, err = openStarvation(s); err != nil {
+			t.Fatal(err)
+		}
+		do(s)
+		close(s.stop)
+		s.wg.Wait()
+	}
+	old := time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC)
+	if err := os.WriteFile(filepath.Join(dir, starvedName), []byte(`[{"from":"2020-01-01T00:00:00Z","until":"2020-01-02T00:00:00Z"}]`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	last := time.Now().Add(-time.Hour)
+	during(1<<30, func(s *Store) {
+		if s.Starved(last, time.Now()) || !s.Starved(old, old) {
+			t.Errorf("with room: %+v", s.starved.spans)
+		}
+	})
+	during(0, func(s *Store) {
+		if !s.Starved(last, last) || s.Starved(old.Add(-time.Hour), old.Add(-time.Minute)) {
+			t.Errorf("found full: %+v", s.starved.spans)
+		}
+	})
+	during(1<<30, func(s *Store) {
+		if now := time.Now(); !s.Starved(last, last) || s.Starved(now, now) {
+			t.Errorf("with room again: %+v", s.starved.spans)
+		}
+	})
+}

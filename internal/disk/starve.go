@@ -58,19 +58,19 @@ func openStarvation(s *Store) (*starvation, error) {
 	if err != nil || !ok {
 		return nil, err
 	}
-	v := &starvation{s: s, seen: time.Now(), space: space}
+	v := &starvation{s: s}
 	data, err := os.ReadFile(s.path(starvedName))
 	switch {
 	case errors.Is(err, os.ErrNotExist):
-		if space.Free < starveBelow {
-			v.spans = []span{{}} // nobody knows since when
-		}
 	case err != nil:
 		return nil, err
 	case json.Unmarshal(data, &v.spans) != nil:
 		v.spans = []span{{}} // nobody knows when it was
 	}
-	v.note(v.seen, space)
+	if n := len(v.spans); n > 0 {
+		v.seen = v.spans[n-1].Until // if the disk is full, nobody knows since when
+	}
+	v.note(time.Now(), space)
 	s.wg.Go(v.run)
 	return v, nil
 }
@@ -85,8 +85,11 @@ func (v *starvation) run() {
 		case <-timer.C:
 		}
 		v.grow()
+		v.mu.Lock()
 		v.look()
-		timer.Reset(min(latest, max(soonest, v.safe(starveBelow))))
+		wait := v.safe(starveBelow)
+		v.mu.Unlock()
+		timer.Reset(min(latest, max(soonest, wait)))
 	}
 }
 
@@ -102,7 +105,8 @@ func (v *starvation) grow() {
 	}
 }
 
-// look takes a sample.
+// look takes a sample. The caller holds v.mu: samples are noted in the order in
+// which they were taken.
 func (v *starvation) look() {
 	now := time.Now()
 	space, _, err := v.s.Space()
@@ -114,30 +118,23 @@ func (v *starvation) look() {
 }
 
 // safe is how long after the last look there is more than so much free for sure.
+// The caller holds v.mu.
 func (v *starvation) safe(bytes int64) time.Duration {
-	v.mu.Lock()
-	defer v.mu.Unlock()
 	return time.Duration((v.space.Free - bytes) / maxRate)
 }
 
 // short looks again where it must, and reports whether less than that is free.
-func (v *starvation) short(bytes int64) (Space, bool) {
-	v.mu.Lock()
-	seen := v.seen
-	v.mu.Unlock()
-	if time.Since(seen) > v.safe(bytes) {
+// The caller holds v.mu.
+func (v *starvation) short(bytes int64) bool {
+	if time.Since(v.seen) > v.safe(bytes) {
 		v.look()
 	}
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	return v.space, v.space.Free < bytes
+	return v.space.Free < bytes
 }
 
 // note takes a sample in. The disk may have been full from just after the last
-// one on, and up to the next.
+// one on, and up to the next. The caller holds v.mu, or alone has v.
 func (v *starvation) note(at time.Time, space Space) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
 	last := v.seen
 	v.seen, v.space = at, space
 	n := len(v.spans)
@@ -161,14 +158,17 @@ func (v *starvation) note(at time.Time, space Space) {
 	}
 }
 
-// write makes the record outlive this process. The caller holds v.mu.
+// write makes the record outlive this process.
 func (v *starvation) write() error {
 	data, err := json.Marshal(v.spans)
 	if err != nil {
 		return err
 	}
 	fresh := v.s.path(starvedName + ".new")
-	return errors.Join(os.WriteFile(fresh, data, 0o600), os.Rename(fresh, v.s.path(starvedName)))
+	if err := os.WriteFile(fresh, data, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(fresh, v.s.path(starvedName))
 }
 
 // Starved reports whether the disk that all volumes share was full at some time
@@ -179,9 +179,9 @@ func (s *Store) Starved(from, until time.Time) bool {
 	if v == nil {
 		return false
 	}
-	v.short(starveBelow)
 	v.mu.Lock()
 	defer v.mu.Unlock()
+	v.short(starveBelow)
 	for _, p := range v.spans {
 		if !p.From.After(until) && (p.Until.IsZero() || !p.Until.Before(from)) {
 			return true
@@ -200,11 +200,9 @@ func (s *Store) room() error {
 		return nil
 	}
 	v.mu.Lock()
-	size := v.space.Size
-	v.mu.Unlock()
-	want := Room(size)
-	if space, short := v.short(want); short {
-		return dsec.Errorf(dsec.CodeExhausted, "the disk of all sandboxes has %d MiB free, and a new one wants %d left for those that run", space.Free>>20, want>>20)
+	defer v.mu.Unlock()
+	if want := Room(v.space.Size); v.short(want) {
+		return dsec.Errorf(dsec.CodeExhausted, "the disk of all sandboxes has %d MiB free, and a new one wants %d left for those that run", v.space.Free>>20, want>>20)
 	}
 	return nil
 }
