@@ -43,11 +43,9 @@ const (
 // probeAgain asks until the backend can run. It works from then on.
 func (e *Edge) probeAgain(o *offer) {
 	for wait := probeFirst; ; wait = min(2*wait, probeLongest) {
-		timer := time.NewTimer(wait)
 		select {
-		case <-timer.C:
+		case <-time.After(wait):
 		case <-e.closing.Done():
-			timer.Stop()
 			return
 		}
 		ctx, cancel := context.WithTimeout(e.closing, probeTimeout)

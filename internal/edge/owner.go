@@ -1,20 +1,25 @@
 package edge
 
-import "github.com/opendsec/dsec"
+import (
+	"slices"
+
+	"github.com/opendsec/dsec"
+)
 
 // A command lives no longer than its caller, and all that tells of a caller is
 // its connection. Where that broke and the caller comes back (Attach with own),
 // either it is in time and the command goes on, or the command was killed: by the
 // platform then, so that its outcome is not told as the command's own.
 
-// maxCut bounds what is remembered of one sandbox.
+// maxCut bounds what is remembered of one sandbox: the last ones, and more than
+// chronus lists of those that ended.
 const maxCut = 1024
 
 // own has a process live as long as its new caller, until release is called.
 func (s *sandbox) own(process uint64) (release func(), err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if _, ok := s.cut[process]; ok {
+	if slices.Contains(s.cut, process) {
 		return nil, errCutOff(process)
 	}
 	if s.owners == nil {
@@ -38,18 +43,16 @@ func (s *sandbox) cutOff(process uint64) bool {
 	if s.owners[process] > 0 {
 		return false
 	}
-	if s.cut == nil || len(s.cut) >= maxCut {
-		s.cut = make(map[uint64]struct{})
+	if s.cut = append(s.cut, process); len(s.cut) > maxCut {
+		s.cut = slices.Delete(s.cut, 0, 1)
 	}
-	s.cut[process] = struct{}{}
 	return true
 }
 
 func (s *sandbox) wasCutOff(process uint64) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	_, ok := s.cut[process]
-	return ok
+	return slices.Contains(s.cut, process)
 }
 
 func errCutOff(process uint64) error {

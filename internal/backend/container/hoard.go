@@ -39,7 +39,8 @@ const (
 func (b *Backend) watchHoards(ctx context.Context) {
 	tick := time.NewTicker(hoardEvery)
 	defer tick.Stop()
-	low, _ := kernelMemory()
+	var low int64 // 0 looks once at the start
+	known := true
 	for {
 		select {
 		case <-ctx.Done():
@@ -47,9 +48,11 @@ func (b *Backend) watchHoards(ctx context.Context) {
 		case <-tick.C:
 		}
 		now, err := kernelMemory()
-		if err != nil {
-			b.log.Error("kernel memory is not watched", "err", err)
-			return
+		if err != nil && known {
+			b.log.Error("kernel memory is not known", "err", err)
+		}
+		if known = err == nil; !known {
+			continue
 		}
 		if low = min(low, now); now-low < hoardGrowth {
 			continue
