@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"syscall"
 	"time"
 
 	"connectrpc.com/connect"
@@ -86,7 +85,7 @@ func (f *follower) whole(lost uint64) error {
 func (f *follower) kill(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
-	_ = f.p.SignalTree(ctx, syscall.SIGKILL) // where the server is away nothing more can be done
+	_ = f.p.Kill(ctx) // where the server is away nothing more can be done
 }
 
 // mayGoOn is the error of a process that is out of reach.
@@ -145,15 +144,14 @@ func (f *follower) relay(in *connect.ServerStreamForClient[dsecv1.ProcessEvent],
 // process is final.
 func (f *follower) broken(err error, procedure string) (bool, error) {
 	typed := f.p.sandbox.c.typed(err, procedure)
-	e, told := apierr.Decode(err)
-	switch {
-	case told && procedure == dsecv1connect.ProcessServiceAttachProcedure:
-		return e.Code == dsec.CodeUnavailable, typed
-	case told:
-		return e.Code == dsec.CodeUnavailable || e.Code == dsec.CodeOutcomeUnknown, typed
+	_, told := apierr.Decode(err)
+	switch dsec.CodeOf(typed) {
+	case dsec.CodeUnavailable:
+		return true, typed
+	case dsec.CodeOutcomeUnknown:
+		return !told || procedure != dsecv1connect.ProcessServiceAttachProcedure, typed
 	}
-	de, ok := errors.AsType[*dsec.Error](typed)
-	return ok && (de.Code == dsec.CodeUnavailable || de.Code == dsec.CodeOutcomeUnknown), typed
+	return false, typed
 }
 
 // event hands one event on. ended is true for the last one.
