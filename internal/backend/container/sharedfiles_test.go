@@ -77,9 +77,9 @@ func TestWritersDoNotHoldPID1Up(t *testing.T) {
 	}
 	attacked := open()
 	shell := strings.TrimSpace(s.inSession(attacked, "echo $$").out)
-	// worst is the longest that health takes while lockers run and commands are
-	// given to the session whose file they write to.
-	worst := func(argv ...string) (worst time.Duration) {
+	// slow is what health takes, at the 99th percentile and at most, while lockers run
+	// and commands are given to the session whose file they write to.
+	slow := func(argv ...string) (at99, worst time.Duration) {
 		t.Helper()
 		h := s.hold(nil, append([]string{"/bin/inside", "lockers"}, argv...)...)
 		ctx, cancel := context.WithCancel(t.Context())
@@ -101,17 +101,18 @@ func TestWritersDoNotHoldPID1Up(t *testing.T) {
 			_, err := s.client.Info(t.Context())
 			check(t, err)
 			all = append(all, time.Since(begin))
-			worst = max(worst, time.Since(begin))
 		}
 		slices.Sort(all)
-		t.Log(len(all), all[len(all)/2], all[len(all)*99/100], worst)
+		at99, worst = all[len(all)*99/100], all[len(all)-1]
+		t.Log(len(all), all[len(all)/2], at99, worst)
 		check(t, h.Close())
 		cancel()
 		commands.Wait()
-		return worst
+		return at99, worst
 	}
-	computing := worst()
-	if got := worst("/proc/" + shell + "/fd/8"); got > 10*computing {
-		t.Errorf("health takes up to %v, and beside processes that compute up to %v", got, computing)
+	computing99, computing := slow()
+	// A PID 1 that is held up has both; one that the machine held up once has not.
+	if at99, worst := slow("/proc/" + shell + "/fd/8"); at99 > 10*computing99 && worst > 10*computing {
+		t.Errorf("health takes %v and up to %v, and beside processes that compute %v and %v", at99, worst, computing99, computing)
 	}
 }
