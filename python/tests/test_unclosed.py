@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import subprocess
 import sys
@@ -42,8 +43,10 @@ client.open()
 SYNC_DROPPED = SYNC + "del client\n"
 
 
-@pytest.mark.parametrize("call", [LIST, RUN])
-@pytest.mark.parametrize("program", [DROPPED, LEFT, LEFT_IN_A_CYCLE, SYNC, SYNC_DROPPED])
+@pytest.mark.parametrize(
+    ("program", "call"),
+    [*itertools.product([DROPPED, LEFT, LEFT_IN_A_CYCLE], [LIST, RUN]), (SYNC, ""), (SYNC_DROPPED, "")],
+)
 async def test_unclosed_client_is_silent(wire: Wire, program: str, call: str) -> None:
     wire.on(m.LIST, answers(sandbox_pb2.ListResponse()))
     wire.on(m.START, streams(started(), exited(0), end_of_stream()))
