@@ -97,8 +97,10 @@ bool text_put(struct text *t, struct str s) {
 		memcpy(t->rest, s.s + n, t->len);
 		return true;
 	}
+	int why = errno;
 	if (!text_clear(t))
 		t->broken(t);
+	errno = why;
 	return false;
 }
 

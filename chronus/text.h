@@ -26,7 +26,8 @@ struct text {
 bool text_open(struct text *t, int *child, struct err *e);
 void text_close(struct text *t);
 
-// text_put lets the shell read a text, of which there is none. False: it cannot.
+// text_put lets the shell read a text, of which there is none. False: it cannot,
+// and errno tells why.
 bool text_put(struct text *t, struct str s);
 
 // text_clear takes away what the shell has not read: shells read as they go, and
