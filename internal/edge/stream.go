@@ -118,14 +118,11 @@ func (ev *events) Next() (chronusapi.Event, error) {
 func (ev *events) reattach() bool {
 	_ = ev.stream.Close()
 	for _, d := range reattachDelays {
-		timer := time.NewTimer(d)
 		select {
-		case <-timer.C:
+		case <-time.After(d):
 		case <-ev.c.inst.Done():
-			timer.Stop()
 			return false
 		case <-ev.c.ctx.Done():
-			timer.Stop()
 			return false
 		}
 		if stream, err := ev.c.client.Attach(ev.ctx, ev.process, ev.next); err == nil {
