@@ -32,6 +32,15 @@ func kept(t *testing.T, c *containerServer) *client.Client {
 	return cl
 }
 
+// restart kills the server, and starts another at its address.
+func restart(t *testing.T, c *containerServer) {
+	t.Helper()
+	c.kill()
+	c.listen = strings.TrimPrefix(c.url, "http://")
+	c.start(t)
+	t.Cleanup(func() { c.killAll(t) })
+}
+
 // TestRunGoesOnOverAKilledServer: who waits for a command while the server is
 // killed and started again gets its whole output and its own exit code, and it
 // ran once.
@@ -60,10 +69,7 @@ func TestRunGoesOnOverAKilledServer(t *testing.T) {
 		o, err := forever.Wait()
 		canceled <- end{o, err}
 	}()
-	c.kill()
-	c.listen = strings.TrimPrefix(c.url, "http://")
-	c.start(t)
-	t.Cleanup(func() { c.killAll(t) })
+	restart(t, c)
 	check(t, sb.WriteFile(t.Context(), "/tmp/go", nil, 0))
 	if e := <-ended; e.err != nil || e.o.Code != 5 || e.o.Claimed || out.String() != "before\nafter\n" {
 		t.Errorf("%+v, %v, %q", e.o, e.err, out.String())
@@ -130,10 +136,7 @@ func TestFullDiskIsNoOutcome(t *testing.T) {
 		t.Errorf("create on a full disk: %v", err)
 	}
 	// The server is not worse for it after a restart, and all is well once there is room.
-	c.kill()
-	c.listen = strings.TrimPrefix(c.url, "http://")
-	c.start(t)
-	t.Cleanup(func() { c.killAll(t) })
+	restart(t, c)
 	check(t, hog.Kill(t.Context()))
 	testutil.WaitFor(t, time.Minute, "room", func() error {
 		_, o, err := write(1).Output(t.Context())

@@ -7,7 +7,8 @@ import os
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -80,59 +81,61 @@ def killable(tmp_path: Path) -> Iterator[Killable]:
     shutil.rmtree(tmp_path / "data")
 
 
-async def test_commands_go_on_over_a_killed_server(killable: Killable) -> None:
-    async with DSecClient(killable.url, killable.key) as client:
-        args = DSecContainerRunArgs(container_image="", backend="fake")
+@asynccontextmanager
+async def sandbox_on(server: Killable) -> AsyncIterator[libdsec.Sandbox]:
+    async with DSecClient(server.url, server.key) as client:
+        image = ""
         if backend() != "fake":
-            await client.import_layer(rootfs(), name="restart")
-            args = DSecContainerRunArgs(container_image="restart", backend=backend())
+            image = "restart"
+            await client.import_layer(rootfs(), name=image)
+        args = DSecContainerRunArgs(container_image=image, backend=backend())
         async with await client.run_container(args, timeout=120) as sandbox:
-            command = "echo ran >> /tmp/ran; echo before; cat; sleep 3; echo after; exit 3"
-            running = asyncio.create_task(sandbox.run_shell(command, stdin="input\n"))
-            process = await sandbox.start_shell(command)
-            first = await process.__anext__()
-            assert isinstance(first, libdsec.Output)
-            while len(await sandbox.processes()) < 2:  # noqa: ASYNC110 - asks the server
-                await asyncio.sleep(0.01)
-            waiting = asyncio.create_task(process.wait())
-            killable.kill()
-            await asyncio.to_thread(killable.start)
-            if backend() == "fake":
-                # To the edge, which lives, the death of the server is that of all callers: it
-                # kills their commands, and says so in place of an outcome, or they were in time.
-                for task in (running, waiting):
-                    try:
-                        assert (await task).exit_code == 3
-                    except libdsec.OutcomeUnknownError as e:
-                        assert "was killed" in e.message  # noqa: PT017
-                return
-            result = await running
-            assert (result.exit_code, result.stdout) == (3, b"before\ninput\nafter\n")
-            result = await waiting
-            assert (result.exit_code, result.stdout, result.missed_bytes) == (3, b"before\nafter\n", 0)
-            assert await sandbox.files.read_text("/tmp/ran") == "ran\nran\n"
+            yield sandbox
+
+
+async def test_commands_go_on_over_a_killed_server(killable: Killable) -> None:
+    async with sandbox_on(killable) as sandbox:
+        command = "echo ran >> /tmp/ran; echo before; cat; sleep 3; echo after; exit 3"
+        running = asyncio.create_task(sandbox.run_shell(command, stdin="input\n"))
+        process = await sandbox.start_shell(command)
+        first = await process.__anext__()
+        assert isinstance(first, libdsec.Output)
+        while len(await sandbox.processes()) < 2:  # noqa: ASYNC110 - asks the server
+            await asyncio.sleep(0.01)
+        waiting = asyncio.create_task(process.wait())
+        killable.kill()
+        await asyncio.to_thread(killable.start)
+        if backend() == "fake":
+            # To the edge, which lives, the death of the server is that of all callers: it
+            # kills their commands, and says so in place of an outcome, or they were in time.
+            for task in (running, waiting):
+                try:
+                    assert (await task).exit_code == 3
+                except libdsec.OutcomeUnknownError as e:
+                    assert "was killed" in e.message  # noqa: PT017
+            return
+        result = await running
+        assert (result.exit_code, result.stdout) == (3, b"before\ninput\nafter\n")
+        result = await waiting
+        assert (result.exit_code, result.stdout, result.missed_bytes) == (3, b"before\nafter\n", 0)
+        assert await sandbox.files.read_text("/tmp/ran") == "ran\nran\n"
 
 
 async def test_command_that_is_cancelled_after_a_restart_is_killed(killable: Killable) -> None:
-    async with DSecClient(killable.url, killable.key) as client:
-        args = DSecContainerRunArgs(container_image="", backend="fake")
-        if backend() != "fake":
-            await client.import_layer(rootfs(), name="restart")
-            args = DSecContainerRunArgs(container_image="restart", backend=backend())
-        async with await client.run_container(args, timeout=120) as sandbox:
-            process = await sandbox.start_shell("echo x; sleep 1000")
-            await process.__anext__()
-            waiting = asyncio.create_task(process.wait())
-            killable.kill()
-            await asyncio.to_thread(killable.start)
-            # Attached again it would be, and is cancelled before or after that.
-            await sandbox.info()
-            waiting.cancel()
-            with pytest.raises((asyncio.CancelledError, libdsec.OutcomeUnknownError)):
-                await waiting
-            while True:
-                (info,) = await sandbox.processes()
-                if info.outcome is not None:
-                    break
-                await asyncio.sleep(0.01)
-            assert info.outcome.signal == 9
+    async with sandbox_on(killable) as sandbox:
+        process = await sandbox.start_shell("echo x; sleep 1000")
+        await process.__anext__()
+        waiting = asyncio.create_task(process.wait())
+        killable.kill()
+        await asyncio.to_thread(killable.start)
+        # Attached again it would be, and is cancelled before or after that.
+        await sandbox.info()
+        waiting.cancel()
+        with pytest.raises((asyncio.CancelledError, libdsec.OutcomeUnknownError)):
+            await waiting
+        while True:
+            (info,) = await sandbox.processes()
+            if info.outcome is not None:
+                break
+            await asyncio.sleep(0.01)
+        assert info.outcome.signal == 9
