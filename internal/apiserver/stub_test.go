@@ -40,8 +40,10 @@ type stubEdge struct {
 	dsecv1connect.UnimplementedSessionServiceHandler
 	dsecv1connect.UnimplementedFileServiceHandler
 
-	id   dsec.EdgeID
-	kind dsec.Kind
+	id       dsec.EdgeID
+	kind     dsec.Kind
+	draining bool
+	unable   string // why its backend cannot run, where it cannot
 
 	mu       sync.Mutex
 	down     bool
@@ -96,7 +98,8 @@ func (e *stubEdge) endpoint(t *testing.T) watcher.Endpoint {
 
 func (e *stubEdge) Info(context.Context, *connect.Request[dsecv1.InfoRequest]) (*connect.Response[dsecv1.InfoResponse], error) {
 	return connect.NewResponse(&dsecv1.InfoResponse{
-		EdgeId: string(e.id), ApiVersion: watcher.APIVersion, Backends: []*dsecv1.BackendInfo{{Kind: string(e.kind), Available: true}},
+		EdgeId: string(e.id), ApiVersion: watcher.APIVersion, Draining: e.draining,
+		Backends: []*dsecv1.BackendInfo{{Kind: string(e.kind), Available: e.unable == "", Notes: []string{e.unable}}},
 	}), nil
 }
 

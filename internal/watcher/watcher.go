@@ -200,8 +200,12 @@ func (w *Watcher) Ready() error {
 		e.mu.Lock()
 		fresh, info := e.info != nil && time.Since(e.seen) < staleAfter, e.info
 		e.mu.Unlock()
-		if !fresh {
+		switch {
+		case !fresh:
 			why = append(why, "the edge at "+e.endpoint+" does not answer")
+			continue
+		case info.Draining:
+			why = append(why, "the edge at "+e.endpoint+" shuts down")
 			continue
 		}
 		for _, b := range info.Backends {
