@@ -2,6 +2,7 @@ package client
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -36,7 +37,8 @@ type Cmd struct {
 	// Timeout ends the command with all its processes, inside the sandbox; the
 	// outcome is then TimedOut. 0 is none.
 	Timeout time.Duration
-	// OutputLimit ends the command at one more byte of output; 0 is the server's.
+	// OutputLimit ends the command at one more byte of output; 0 is none, but for
+	// Output 16 MiB.
 	OutputLimit int64
 
 	// Stdin is sent in chunks as the command takes them; nil is no input.
@@ -90,6 +92,10 @@ func (c *Cmd) Run(ctx context.Context) (dsec.Outcome, error) {
 	return c.Wait()
 }
 
+// MaxOutput is how many bytes of output are held in memory where a Cmd names no
+// limit: a command may write for ever.
+const MaxOutput = 16 << 20
+
 // Output runs the command and returns its standard output, also where the
 // outcome is a timeout or another failure of the command. Where no stream is
 // set it costs one round trip; and then it does not go on over a restart of the
@@ -99,7 +105,7 @@ func (c *Cmd) Output(ctx context.Context) ([]byte, dsec.Outcome, error) {
 		return c.exec(ctx)
 	}
 	var out bytes.Buffer
-	c.Stdout = &out
+	c.Stdout, c.OutputLimit = &out, cmp.Or(c.OutputLimit, MaxOutput)
 	o, err := c.Run(ctx)
 	return out.Bytes(), o, err
 }

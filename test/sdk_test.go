@@ -109,6 +109,13 @@ func sdkProcesses(t *testing.T, sb *client.Sandbox) {
 		t.Errorf("kill of a process that never was: %v", err)
 	}
 
+	// What is held in memory is bounded also where the output is streamed.
+	endless := sb.Command("cat")
+	endless.Stdin = bytes.NewReader(make([]byte, client.MaxOutput+1))
+	if out, o, err := endless.Output(ctx); err != nil || !o.OutputLimit || len(out) > client.MaxOutput {
+		t.Errorf("%d bytes, %+v, %v; want no more than %d", len(out), o, err, client.MaxOutput)
+	}
+
 	// Input that others write: the command's own reader says nothing.
 	silent, end := io.Pipe()
 	defer func() { _ = end.Close() }()

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/base64"
 	"errors"
@@ -142,7 +143,7 @@ func execJSON(ctx context.Context, f *execFlags, cmd *client.Cmd) error {
 	if !f.noStdin {
 		cmd.Stdin = f.flags.env.stdin
 	}
-	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	cmd.Stdout, cmd.Stderr, cmd.OutputLimit = &stdout, &stderr, cmp.Or(cmd.OutputLimit, client.MaxOutput)
 	o, err := cmd.Run(ctx)
 	if err != nil {
 		return ended(ctx, o, err)
