@@ -27,3 +27,13 @@ func TestOutcomeOK(t *testing.T) {
 		}
 	}
 }
+
+// Which errors must not be scored; libdsec's PlatformError is the same list.
+func TestPlatformCodes(t *testing.T) {
+	platform := map[dsec.Code]bool{dsec.CodeOutcomeUnknown: true, dsec.CodeUnavailable: true, dsec.CodeLost: true, dsec.CodeInternal: true}
+	for code := range dsec.Codes {
+		if code.Platform() != platform[code] {
+			t.Errorf("%s: Platform is %t", code, code.Platform())
+		}
+	}
+}

@@ -25,6 +25,17 @@ const (
 	CodeInternal        Code = "internal"        // our bug
 )
 
+// Platform reports whether an error of this code is the platform's own fault, so
+// that an attempt that met it says nothing and must not be scored. The others are
+// about the request, or about a sandbox as what runs in it left it.
+func (c Code) Platform() bool {
+	switch c {
+	case CodeOutcomeUnknown, CodeUnavailable, CodeLost, CodeInternal:
+		return true
+	}
+	return false
+}
+
 // CodeInfo is one row of the error table.
 type CodeInfo struct {
 	HTTP    int    // HTTP status; what the Connect protocol gives to Connect below

@@ -26,6 +26,8 @@ import (
 	"net/url"
 	"os"
 	"strings"
+	"sync/atomic"
+	"syscall"
 	"time"
 
 	"connectrpc.com/connect"
@@ -110,7 +112,7 @@ func New(o Options) (*Client, error) {
 // are made by a transport of our own, and a session's stream, which sends both
 // ways at once, is HTTP/1.1 too; where a proxy or TLS does, it is HTTP/2.
 func (c *Client) transports(u *url.URL) (calls, streams http.RoundTripper) {
-	dialer := &net.Dialer{Timeout: 10 * time.Second, KeepAlive: 30 * time.Second}
+	dialer := &dialer{Dialer: net.Dialer{Timeout: 10 * time.Second, KeepAlive: 30 * time.Second}, pause: pause}
 	one := &http.Transport{
 		Proxy: http.ProxyFromEnvironment, DialContext: dialer.DialContext,
 		MaxIdleConnsPerHost: 256, IdleConnTimeout: idleTimeout,
@@ -135,6 +137,33 @@ func (c *Client) transports(u *url.URL) (calls, streams http.RoundTripper) {
 	two.Protocols.SetUnencryptedHTTP2(true)
 	c.idle = append(c.idle, two)
 	return one, two
+}
+
+// dialer waits for a server that was there before and refuses connections now:
+// it is being started again. Nothing of a call is sent before there is one, so
+// that this is right for any call.
+type dialer struct {
+	net.Dialer
+	pause   func(ctx context.Context, attempt int) error
+	reached atomic.Bool
+}
+
+// outOfReach is for how long.
+const outOfReach = time.Minute
+
+// DialContext makes a connection.
+func (d *dialer) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
+	end := time.Now().Add(outOfReach)
+	for attempt := 1; ; attempt++ {
+		conn, err := d.Dialer.DialContext(ctx, network, address)
+		if err == nil {
+			d.reached.Store(true)
+			return conn, nil
+		}
+		if !errors.Is(err, syscall.ECONNREFUSED) || !d.reached.Load() || time.Now().After(end) || d.pause(ctx, min(attempt, 4)) != nil {
+			return nil, err
+		}
+	}
 }
 
 // idleTimeout is how long a connection is kept without a call; a server keeps

@@ -3,12 +3,14 @@ package client
 import (
 	"context"
 	"errors"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 
 	"connectrpc.com/connect"
@@ -194,7 +196,52 @@ func TestUnreachableServerIsUnavailable(t *testing.T) {
 		t.Errorf("another server: %v", err)
 	}
 	srv.Close()
+	if c, err = New(Options{URL: srv.URL, APIKey: "k", Attempts: 1}); err != nil {
+		t.Fatal(err)
+	}
 	if _, err := c.Keys(t.Context()); err == nil || dsec.CodeOf(err) != dsec.CodeUnavailable {
 		t.Errorf("no server: %v", err)
+	}
+}
+
+// A server that was there is waited for; one that never was is not.
+func TestServerIsOutOfReachForAWhile(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := l.Addr().String()
+	refused := make(chan struct{}, 1)
+	d := &dialer{pause: func(ctx context.Context, _ int) error {
+		select {
+		case refused <- struct{}{}:
+		default:
+		}
+		return ctx.Err()
+	}}
+	dial := func() error {
+		conn, err := d.DialContext(t.Context(), "tcp", address)
+		if err == nil {
+			err = conn.Close()
+		}
+		return err
+	}
+	if err := dial(); err != nil {
+		t.Fatal(err)
+	}
+	_ = l.Close()
+	ended := make(chan error, 1)
+	go func() { ended <- dial() }()
+	<-refused
+	if l, err = net.Listen("tcp", address); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	_ = l.Close()
+	d.reached.Store(false)
+	if err := dial(); !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Errorf("a server that never was: %v", err)
 	}
 }

@@ -2,22 +2,28 @@
 
 import asyncio
 
-from libdsec import DSecClient, DSecContainerRunArgs, DSecError, Sandbox
+from libdsec import DSecClient, DSecContainerRunArgs, DSecError, PlatformError, Sandbox
 
 
 async def attempt(sandbox: Sandbox | DSecError, number: int) -> float | None:
     """Return the reward of one attempt; None where the platform failed, and there is none."""
+    if isinstance(sandbox, DSecError):
+        print(f"attempt {number}: not scored, for want of a sandbox: {sandbox}")
+        return None
     try:
-        if isinstance(sandbox, DSecError):
-            raise sandbox  # it could not be made
         async with sandbox:
             await sandbox.files.write("/tmp/answer", f"{number * number}\n")
             result = await sandbox.run_shell(
                 "cat /tmp/answer | wc -l; exit $CODE", env={"CODE": str(number % 2)}
             )
-    except DSecError as e:
+    except PlatformError as e:
         print(f"attempt {number}: not scored: {e}")
         return None
+    except DSecError as e:
+        # What the command needs is not in the sandbox any more: a shell that the
+        # agent removed, say. To drop the attempt would reward just that.
+        print(f"attempt {number}: failed: {e}")
+        return 0.0
     if result.timed_out or result.oom:
         print(f"attempt {number}: {result.describe()}")
     return 1.0 if result.ok else 0.0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
-from wire import Wire, answers, end, error, exited, fails, frame, messages, output, started, streams
+from wire import Wire, answers, end, error, exited, fails, frame, messages, output, serve, started, streams
 
 import libdsec
 from libdsec import _methods as m
@@ -131,6 +131,47 @@ async def test_server_that_is_not_there(unused_url: str) -> None:
     with pytest.raises(libdsec.UnavailableError, match="cannot reach"):
         await session.run("true")
     await client.close()
+
+
+async def test_server_out_of_reach_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Every call waits for a server that was there before, whether or not it could be sent twice.
+    refused = asyncio.Event()
+
+    def at_once(_low: float, _high: float) -> float:
+        refused.set()
+        return 0
+
+    monkeypatch.setattr("random.uniform", at_once)
+    ok = answers(sandbox_pb2.GetResponse(sandbox=types_pb2.Sandbox(id="x", state="running")))
+    async with serve() as wire:
+        url = wire.url
+        wire.on(m.GET, ok)
+        client = libdsec.DSecClient(url, "e2b_00", retries=0)
+        await client.get("x")
+    box = sandbox(client)
+    calls = [
+        asyncio.ensure_future(client.get("x")),
+        asyncio.ensure_future(box.files.write("/tmp/x", b"x")),
+        asyncio.ensure_future(box.run_shell("exit 3")),
+    ]
+    await refused.wait()
+    async with serve(int(url.rsplit(":", 1)[1])) as wire:
+        wire.on(m.GET, ok)
+        wire.on(m.WRITE, streams(frame(file_pb2.WriteResponse()), end()))
+        wire.on(m.START, streams(started(1), exited(3), end()))
+        await asyncio.gather(*calls[:2])
+        result = await calls[2]
+        assert isinstance(result, libdsec.ExecResult)
+        assert result.exit_code == 3
+        assert (wire.count(m.WRITE), wire.count(m.START)) == (1, 1)
+        await client.close()
+
+
+def test_which_errors_are_the_platforms() -> None:
+    platform = {
+        code for code, kind in libdsec._errors.ERRORS.items() if issubclass(kind, libdsec.PlatformError)
+    }
+    assert platform == {"outcome_unknown", "unavailable", "lost", "internal"}
 
 
 async def hang(request: web.Request) -> web.StreamResponse:

@@ -56,13 +56,13 @@ class Wire:
 
 
 @asynccontextmanager
-async def serve() -> AsyncIterator[Wire]:
+async def serve(port: int = 0) -> AsyncIterator[Wire]:
     wire = Wire()
     app = web.Application(client_max_size=1 << 30)
     app.router.add_route("POST", "/{path:.*}", wire.handle)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
+    site = web.TCPSite(runner, "127.0.0.1", port)
     await site.start()
     host, port = runner.addresses[0][:2]
     wire.url = f"http://{host}:{port}"

@@ -9,11 +9,13 @@ if TYPE_CHECKING:
 
 
 class DSecError(Exception):
-    """The platform could not do what was asked. Base of every platform error.
+    """What was asked was not done. Base of every error of the API.
 
     A command that fails is no DSecError: its outcome comes back as an
-    `ExecResult`. An attempt during which a DSecError was raised says nothing
-    about the command and must not be scored.
+    `ExecResult`. Where the platform is at fault the error is a
+    `PlatformError`, and only then the attempt must not be scored. Any other
+    is about the request or about the sandbox as its agent left it: a command
+    whose program, shell, directory or user is not there, say.
 
     Attributes:
         code: The API's word for the kind of error.
@@ -26,6 +28,8 @@ class DSecError(Exception):
     code: ClassVar[str] = "internal"
     # The connection broke: the server did not say this. A process may be asked again.
     link_broke = False
+    # No connection was made, so nothing of the request was sent.
+    unreached = False
 
     def __init__(self, message: str, *, field: str = "", retryable: bool = False) -> None:
         super().__init__(message)
@@ -41,6 +45,14 @@ class DSecError(Exception):
     def __reduce__(self) -> tuple[object, ...]:
         # Errors travel between worker processes; the default would lose field and retryable.
         return type(self), (self.message,), {"field": self.field, "retryable": self.retryable}
+
+
+class PlatformError(DSecError):
+    """The platform failed, through nothing that the caller or the sandbox's processes did.
+
+    An attempt during which one was raised says nothing about the command and
+    must not be scored.
+    """
 
 
 class InvalidError(DSecError):
@@ -79,7 +91,7 @@ class DivergedError(DSecError):
     code = "diverged"
 
 
-class OutcomeUnknownError(DSecError):
+class OutcomeUnknownError(PlatformError):
     """The request may have been carried out; its result was lost on the way."""
 
     code = "outcome_unknown"
@@ -100,24 +112,24 @@ class UnsupportedError(DSecError):
 
 
 class ExhaustedError(DSecError):
-    """A limit is reached now; nothing was done."""
+    """A limit is reached now, a sandbox's own or for creates the node's; nothing was done."""
 
     code = "exhausted"
 
 
-class UnavailableError(DSecError):
+class UnavailableError(PlatformError):
     """The platform cannot do it now, or cannot be reached; nothing was done."""
 
     code = "unavailable"
 
 
-class SandboxLost(DSecError):  # noqa: N818 - the published name
+class SandboxLost(PlatformError):  # noqa: N818 - the published name
     """The sandbox is gone through no act of the caller; its results must not be scored."""
 
     code = "lost"
 
 
-class InternalError(DSecError):
+class InternalError(PlatformError):
     """A fault of the platform itself."""
 
     code = "internal"

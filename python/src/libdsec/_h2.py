@@ -73,7 +73,9 @@ class BidiStream(Generic[Req, Resp]):
                 asyncio.open_connection(url.hostname, port, ssl=tls if secure else None), connect_timeout
             )
         except (OSError, asyncio.TimeoutError) as e:
-            raise UnavailableError(f"cannot reach {base}: {str(e) or 'no answer'}", retryable=True) from e
+            error = UnavailableError(f"cannot reach {base}: {str(e) or 'no answer'}", retryable=True)
+            error.unreached = True
+            raise error from e
         stream = cls(method, reader, writer)
         pseudo = {
             ":method": "POST",

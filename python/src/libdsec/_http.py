@@ -281,9 +281,12 @@ class Transport:
             )
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as e:
             certificate = isinstance(e, (aiohttp.ClientConnectorCertificateError, aiohttp.ClientSSLError))
-            raise UnavailableError(
-                f"cannot reach {self._config.url}: {str(e) or 'no answer'}", retryable=not certificate
-            ) from e
+            error = UnavailableError(
+                f"cannot reach {self._config.url}: {str(e) or 'no answer'}; is `dsec up` running?",
+                retryable=not certificate,
+            )
+            error.unreached = not certificate
+            raise error from e
         except aiohttp.ClientError as e:
             raise lost(method, e) from e
         self._open.add(response)

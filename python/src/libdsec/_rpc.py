@@ -17,6 +17,9 @@ T = TypeVar("T")
 
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 5.0
+# How long a server that answered before may be out of reach: a restart takes seconds.
+_OUT_OF_REACH = 60.0
+_REACH_PAUSE = 0.5
 
 
 class Rpc:
@@ -24,7 +27,8 @@ class Rpc:
 
     A call is sent again only after `exhausted` or `unavailable`, only where
     the server provably did not accept it or doing it twice changes nothing,
-    and never where it runs a command.
+    and never where it runs a command. A connection that cannot be made is tried
+    again for a minute, for any call, where the server was reached before.
     """
 
     def __init__(self, config: Config, retries: int, call_timeout: float | None) -> None:
@@ -32,6 +36,7 @@ class Rpc:
         self._call_timeout = call_timeout
         self._pool = TransportPool(config)
         self._retries = retries
+        self._reached = False
 
     async def close(self) -> None:
         """Close the connections of the running event loop."""
@@ -56,26 +61,43 @@ class Rpc:
             return await self._retrying(method, once)
 
     async def once(self, method: Method[Req, Resp], request: Req) -> Resp:
-        """Make a call with one message each way, and never again."""
-        return await self._pool.get().unary(method, request, None)
+        """Make a call with one message each way, and never again once it was sent."""
+        return await self._reaching(lambda: self._pool.get().unary(method, request, None))
 
     async def server_stream(self, method: Method[Req, Resp], request: Req) -> ServerStream[Resp]:
         """Start a call that answers with a stream; it is the caller's to close."""
         return await self._retrying(method, lambda: self._pool.get().server_stream(method, request))
 
     async def client_stream(self, method: Method[Req, Resp], messages: AsyncIterable[Req]) -> Resp:
-        """Send a stream and return the one answer; never sent again, for the stream is used up."""
-        return await self._pool.get().client_stream(method, messages)
+        """Send a stream and return the one answer; never sent again, for the stream is used up then."""
+        return await self._reaching(lambda: self._pool.get().client_stream(method, messages))
 
     async def bidi(self, method: Method[Req, Resp]) -> BidiStream[Req, Resp]:
         """Open a stream with messages both ways; it is the caller's to close."""
-        return await self._pool.get().bidi(method)
+        return await self._reaching(lambda: self._pool.get().bidi(method))
+
+    async def _reaching(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Make one attempt at a call, once there is a connection for it."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + _OUT_OF_REACH
+        while True:
+            try:
+                result = await attempt()
+            except DSecError as e:
+                if not e.unreached:
+                    self._reached = True
+                elif self._reached and loop.time() < end:
+                    await asyncio.sleep(random.uniform(0, _REACH_PAUSE))
+                    continue
+                raise
+            self._reached = True
+            return result
 
     async def _retrying(self, method: Method[Any, Any], attempt: Callable[[], Awaitable[T]]) -> T:
         pause = _FIRST_PAUSE
         for left in range(self._retries, -1, -1):
             try:
-                return await attempt()
+                return await self._reaching(attempt)
             except (ExhaustedError, UnavailableError) as e:
                 if left == 0 or not _may_repeat(method, e):
                     raise
