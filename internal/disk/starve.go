@@ -84,11 +84,16 @@ func (v *starvation) run() {
 			return
 		case <-timer.C:
 		}
-		v.grow()
+		// Before it grows: that it was full is not to be missed.
 		v.mu.Lock()
 		v.look()
+		full := v.space.Free < starveBelow
 		wait := v.safe(starveBelow)
 		v.mu.Unlock()
+		v.grow()
+		if d, ok := v.s.driver.(interface{ commitSoon() }); full && ok {
+			d.commitSoon() // what was removed is free only after it
+		}
 		timer.Reset(min(latest, max(soonest, wait)))
 	}
 }

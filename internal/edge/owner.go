@@ -49,6 +49,13 @@ func (s *sandbox) cutOff(process uint64) bool {
 	return true
 }
 
+// spared forgets that: there was no such process to kill.
+func (s *sandbox) spared(process uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.cut = slices.DeleteFunc(s.cut, func(n uint64) bool { return n == process })
+}
+
 func (s *sandbox) wasCutOff(process uint64) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

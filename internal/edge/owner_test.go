@@ -76,3 +76,42 @@ func TestOwnedAttach(t *testing.T) {
 	}
 	wantError(t, late.Err(), dsec.CodeOutcomeUnknown, "")
 }
+
+// TestOwnedAttachToNothing: who attaches to a number that no process has yet, and
+// leaves, does not mark it for the process that gets it later.
+func TestOwnedAttachToNothing(t *testing.T) {
+	n := newNode(t, nil)
+	id := n.create(&dsecv1.CreateRequest{})
+	for range 20 {
+		ctx, leave := context.WithCancel(t.Context())
+		go func() {
+			n.calls.wait(ctx, 1)
+			leave() // in the middle of it
+		}()
+		if s, err := n.process.Attach(ctx, connect.NewRequest(&dsecv1.AttachRequest{SandboxId: id, ProcessId: 1, Own: true})); err == nil {
+			for s.Receive() { // to its end
+			}
+		}
+		leave()
+	}
+	n.calls.wait(t.Context(), 0)
+	s, err := n.process.Start(t.Context(), connect.NewRequest(&dsecv1.StartRequest{SandboxId: id, Command: &dsecv1.Command{Shell: "exit 3"}}))
+	if err != nil || !s.Receive() || s.Msg().GetStarted().GetProcessId() != 1 {
+		t.Fatalf("%v, %v: not process 1", s.Msg(), err)
+	}
+	for s.Receive() { // to its end
+	}
+	late, err := n.process.Attach(t.Context(), connect.NewRequest(&dsecv1.AttachRequest{SandboxId: id, ProcessId: 1, Own: true}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	code := int32(-1)
+	for late.Receive() {
+		if e := late.Msg().GetExited(); e != nil {
+			code = e.GetOutcome().GetExitCode()
+		}
+	}
+	if code != 3 {
+		t.Errorf("exit code %d, %v, want 3", code, late.Err())
+	}
+}

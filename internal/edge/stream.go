@@ -153,7 +153,11 @@ func (ev *events) kill() {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ev.c.ctx), killTimeout)
 	defer cancel()
-	if err := ev.c.client.Signal(ctx, ev.process, 9, true); err != nil && dsec.CodeOf(err) != dsec.CodeNotFound {
+	switch err := ev.c.client.Signal(ctx, ev.process, 9, true); {
+	case err == nil:
+	case dsec.CodeOf(err) == dsec.CodeNotFound:
+		ev.c.s.spared(ev.process)
+	default:
 		ev.c.e.log.Warn("command of a client that went away is not killed", "sandbox", ev.c.s.id, "process", ev.process, "err", err)
 	}
 }
