@@ -31,7 +31,9 @@ from inputs import DemoError, Task
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / "build/demo"
 DSEC = ROOT / "bin/dsec"
-URL = os.environ.get("DSEC_URL", "http://127.0.0.1:7321")
+# The server that this demo starts takes these from the environment, too.
+URL = os.environ.get("DSEC_URL") or "http://" + os.environ.get("DSEC_API_LISTEN", "127.0.0.1:7321")
+KEY_FILE = os.environ.get("DSEC_KEY_FILE") or os.environ.get("DSEC_DATA_DIR", "/var/lib/dsec") + "/admin.key"
 ATTEMPTS = 8
 STEPS = 4  # of one attempt: tests, read, write, tests
 TEST_TIMEOUT = 120.0
@@ -137,6 +139,7 @@ async def layers(client: DSecClient, tasks: list[Task], toolkit: inputs.Toolkit)
         print(f"layers: all {len(makers)} are there from an earlier run", file=sys.stderr)
         return
     progress = Progress(2 * len(missing), f"layers: {len(missing)} of {len(makers)} from Debian and PyPI")
+    print(f"making {', '.join(missing)}: two to four minutes, most of it mmdebstrap", file=sys.stderr)
     progress.draw()
 
     async def make(name: str) -> None:
@@ -223,7 +226,7 @@ async def demo() -> int:
     CACHE.mkdir(parents=True, exist_ok=True)
     tasks, toolkit = inputs.load(ROOT / "demo/tasks.toml")
     await server()
-    async with DSecClient() as client:
+    async with DSecClient(URL, key_file=KEY_FILE) as client:
         await layers(client, tasks, toolkit)
         fixes = {task.name: await inputs.fix(task, CACHE) for task in tasks}
         attempts = [Attempt(task, n) for task in tasks for n in range(1, ATTEMPTS + 1)]
@@ -237,7 +240,10 @@ async def demo() -> int:
     good = sum(a.as_expected for a in attempts)
     print(f"\n{good} of {len(attempts)} attempts failed before the fix and passed after it")
     print(f"{time.monotonic() - started:.0f} s in all")
-    print(f"The server runs at {URL}. Try next:\n")
+    print(
+        f"The server runs at {URL}; SIGTERM to the process of `dsec up` ends it, and leaves its sandboxes. Try next:\n"
+    )
+    print(f"  export DSEC_URL={URL} DSEC_KEY_FILE={KEY_FILE}")
     print(f"  bin/dsec sandbox create {inputs.BASE} {tasks[0].layer}")
     print("  bin/dsec shell ID                # a terminal inside it")
     print(f"  bin/dsec exec -w {tasks[0].workdir} ID -- {' '.join(tasks[0].test)}")
