@@ -301,6 +301,58 @@ func (g *Group) CommandPIDs() (pids []int, err error) {
 	return pids, nil
 }
 
+// KillCommands kills what runs in the command groups, and not chronus. They are
+// frozen meanwhile, so that nothing forks faster than it is killed; what got away
+// before they were is left.
+func (g *Group) KillCommands() error {
+	sub := ""
+	if g.tree.layout.Unified {
+		sub = "/work"
+	}
+	var errs []error
+	for n := range g.CommandGroups() {
+		dir := g.name + sub + "/" + strconv.Itoa(n)
+		if err := writeAt(g.tree.v2, dir+"/cgroup.freeze", "1"); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		errs = append(errs, killAll(g.tree.v2, dir), writeAt(g.tree.v2, dir+"/cgroup.freeze", "0"))
+	}
+	return errors.Join(errs...)
+}
+
+// killAll kills each process of a cgroup by a descriptor that it had while the
+// process was in it: its number may be another's by the time of the kill.
+func killAll(v2 int, dir string) error {
+	pids, err := readPIDs(v2, dir)
+	if err != nil {
+		return err
+	}
+	fds := make(map[int]int, len(pids))
+	for _, pid := range pids {
+		if fd, err := unix.PidfdOpen(pid, 0); err == nil {
+			fds[pid] = fd
+		}
+	}
+	defer func() {
+		for _, fd := range fds {
+			_ = unix.Close(fd)
+		}
+	}()
+	if pids, err = readPIDs(v2, dir); err != nil {
+		return err
+	}
+	var errs []error
+	for _, pid := range pids {
+		if fd, ok := fds[pid]; ok {
+			if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && err != unix.ESRCH {
+				errs = append(errs, err)
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // Populated reports whether a process of the sandbox, chronus or a command, is left.
 func (g *Group) Populated() (bool, error) {
 	n, err := readKey(g.tree.v2, g.name+"/cgroup.events", "populated")
