@@ -97,7 +97,7 @@ func startEdge(ctx context.Context, cfg *Config, log *slog.Logger, reg *promethe
 		DefaultLimits: dsec.Limits(ec.DefaultLimits), MaxLimits: dsec.Limits(ec.MaxLimits),
 		DefaultIdleTimeout: orNever(ec.DefaultIdleTimeout), DefaultMaxLifetime: orNever(ec.DefaultMaxLifetime),
 		MaxSandboxes: int(ec.MaxSandboxes), MaxCalls: int(ec.MaxCalls), CreateConcurrency: int(ec.CreateConcurrency),
-		Retention: time.Duration(ec.Retention), MinFreeBytes: ec.MinFreeBytes, MinFreeInodes: ec.MinFreeInodes,
+		Retention: ec.Retention.Duration, MinFreeBytes: ec.MinFreeBytes, MinFreeInodes: ec.MinFreeInodes,
 		Version: version, Logger: log, Metrics: reg, Crash: crash(),
 	})
 	if err != nil {
@@ -111,10 +111,10 @@ func startEdge(ctx context.Context, cfg *Config, log *slog.Logger, reg *promethe
 
 // orNever: 0 is never in the file, and the default in the edge's own words.
 func orNever(d duration) time.Duration {
-	if d == 0 {
+	if d.Duration == 0 {
 		return -1
 	}
-	return time.Duration(d)
+	return d.Duration
 }
 
 // crash is the hook of the crash suite: DSEC_CRASH names the step before which
