@@ -45,7 +45,7 @@ func runExec(ctx context.Context, e *env, args []string) error {
 	f := newExecFlags(e, "exec")
 	f.BoolVar(&f.tty, "t", false, "run on a terminal")
 	f.BoolVar(&f.tty, "tty", false, "run on a terminal")
-	f.BoolVar(&f.detach, "d", false, "leave the command running and print its number, for `dsec logs`")
+	f.BoolVar(&f.detach, "d", false, "leave the command running and print its number, for 'dsec logs'")
 	f.BoolVar(&f.detach, "detach", false, "leave the command running and print its number")
 	f.BoolVar(&f.noStdin, "n", false, "do not read standard input")
 	limit := f.Int64("output-limit", 0, "kill the command at more `bytes` of output")
