@@ -239,7 +239,7 @@ func fromEnv(prefix string, v reflect.Value) (names []string, err error) {
 	for i := range v.NumField() {
 		name := prefix + "_" + strings.ToUpper(v.Type().Field(i).Tag.Get("toml"))
 		f := v.Field(i)
-		_, text := f.Addr().Interface().(encoding.TextUnmarshaler)
+		_, text := reflect.TypeAssert[encoding.TextUnmarshaler](f.Addr())
 		if f.Kind() == reflect.Struct && !text {
 			below, err := fromEnv(name, f)
 			if err != nil {
