@@ -3,6 +3,7 @@ package client
 import (
 	"context"
 	"errors"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -53,6 +54,13 @@ func (r *refusing) Start(_ context.Context, _ *connect.Request[dsecv1.StartReque
 // Attach knows of no more than Start has told.
 func (r *refusing) Attach(context.Context, *connect.Request[dsecv1.AttachRequest], *connect.ServerStream[dsecv1.ProcessEvent]) error {
 	return apierr.Encode(&dsec.Error{Code: dsec.CodeNotFound, Field: "process_id", Message: "no process 7"})
+}
+
+// ListProcesses tells of one command that ended and one that may go on.
+func (r *refusing) ListProcesses(context.Context, *connect.Request[dsecv1.ListProcessesRequest]) (*connect.Response[dsecv1.ListProcessesResponse], error) {
+	return connect.NewResponse(&dsecv1.ListProcessesResponse{Processes: []*dsecv1.Process{
+		{ProcessId: 7, Fault: "process 7 ended while the disk was full"}, {ProcessId: 8},
+	}}), nil
 }
 
 func serve(t *testing.T, r *refusing) *Client {
@@ -108,6 +116,30 @@ func TestCommandsAreNeverSentAgain(t *testing.T) {
 	out, o, err := sb.Command("true").Output(t.Context())
 	if err != nil || o.Code != 3 || string(out) != "out" {
 		t.Errorf("control: %q %+v %v", out, o, err)
+	}
+}
+
+// TestOneWordOnAnUnknownEnd: whose input was not sent whole is not attached to
+// again; it is told that the command may go on only where that is so.
+func TestOneWordOnAnUnknownEnd(t *testing.T) {
+	for id, want := range map[uint64]string{
+		7: "process 7 ended while the disk was full",
+		8: "process 8 of sandbox x may go on; `dsec logs -f -from 4 x 8` attaches to it: no",
+	} {
+		r := &refusing{start: func(out *connect.ServerStream[dsecv1.ProcessEvent]) error {
+			err := out.Send(&dsecv1.ProcessEvent{Event: &dsecv1.ProcessEvent_Started{Started: &dsecv1.Started{ProcessId: id}}})
+			output := &dsecv1.Output{Stream: dsecv1.Stream_STREAM_STDOUT, Data: []byte("part")}
+			err = errors.Join(err, out.Send(&dsecv1.ProcessEvent{Event: &dsecv1.ProcessEvent_Output{Output: output}}))
+			return errors.Join(err, refusal(dsec.CodeOutcomeUnknown))
+		}}
+		cmd := serve(t, r).Sandbox("x").Command("true")
+		open, w := io.Pipe()
+		cmd.Stdin = open
+		_, err := cmd.Run(t.Context())
+		if err == nil || dsec.CodeOf(err) != dsec.CodeOutcomeUnknown || err.Error() != want {
+			t.Errorf("%d: %v, want %s", id, err, want)
+		}
+		_ = w.Close()
 	}
 }
 

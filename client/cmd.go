@@ -233,7 +233,7 @@ func (c *Cmd) Wait() (dsec.Outcome, error) {
 	if broken && sent {
 		o, err = f.goOn(c.ctx)
 	} else if broken {
-		err = f.mayGoOn(err)
+		err = f.unfollowed(c.ctx, err)
 	}
 	if err == nil {
 		err = f.whole(lost)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"time"
 
 	"connectrpc.com/connect"
@@ -92,8 +93,23 @@ func (f *follower) kill(ctx context.Context) {
 func (f *follower) mayGoOn(err error) error {
 	return &dsec.Error{
 		Code: dsec.CodeOutcomeUnknown, Err: err,
-		Message: fmt.Sprintf("process %d of sandbox %s may go on, attach to it from byte %d: %v", f.p.ID, f.p.sandbox.id, f.next, err),
+		Message: fmt.Sprintf("process %[1]d of sandbox %[2]s may go on; `dsec logs -f -from %[3]d %[2]s %[1]d` attaches to it: %[4]v", f.p.ID, f.p.sandbox.id, f.next, err),
 	}
+}
+
+// unfollowed is the error of a process whose stream ended with err and that is
+// not attached to again. It asks whether it goes on: err may come of how it ended.
+func (f *follower) unfollowed(ctx context.Context, err error) error {
+	if dsec.CodeOf(err) == dsec.CodeOutcomeUnknown {
+		ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+		defer cancel()
+		ps, perr := f.p.sandbox.Processes(ctx)
+		i := slices.IndexFunc(ps, func(p ProcessInfo) bool { return p.ID == f.p.ID && p.Fault != "" })
+		if perr == nil && i >= 0 {
+			return dsec.Errorf(dsec.CodeOutcomeUnknown, "%s", ps[i].Fault)
+		}
+	}
+	return f.mayGoOn(err)
 }
 
 func (f *follower) attach(ctx context.Context) (o dsec.Outcome, broken bool, err error) {

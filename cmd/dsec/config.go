@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"crypto/sha256"
 	_ "embed"
+	"encoding"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -93,14 +94,26 @@ type Limits struct {
 	Pids        int64 `toml:"pids"`
 }
 
-// duration is written as Go writes one: 90s, 1h30m.
-type duration time.Duration
+// duration is written as Go writes one: 90s, 1h30m. It is a struct, for into an
+// integer the TOML library would put the nanoseconds of `60`.
+type duration struct{ time.Duration }
 
-// UnmarshalText implements encoding.TextUnmarshaler.
+// UnmarshalText implements encoding.TextUnmarshaler. It is also asked for what is
+// no string in the file.
 func (d *duration) UnmarshalText(b []byte) error {
-	v, err := time.ParseDuration(string(b))
-	*d = duration(v)
-	return err
+	var v time.Duration
+	text := string(b)
+	if _, err := strconv.ParseFloat(text, 64); err == nil { // time.ParseDuration would take 0
+		return fmt.Errorf("want a duration with a unit; for %s seconds write \"%ss\"", text, text)
+	}
+	if err := (span{&v}).Set(text); err != nil {
+		return fmt.Errorf("%q: %w", text, err)
+	}
+	if v < 0 {
+		return fmt.Errorf("%q: want a duration of 0s or more", text)
+	}
+	d.Duration = v
+	return nil
 }
 
 // instance is a name that no server with other data has.
@@ -161,9 +174,63 @@ func decode(data []byte, c *Config) error {
 	}
 	if bad, ok := errors.AsType[*toml.DecodeError](err); ok {
 		row, _ := bad.Position()
-		return fmt.Errorf("line %d: %s: %s", row, strings.Join(bad.Key(), "."), strings.TrimPrefix(bad.Error(), "toml: "))
+		text := strings.TrimPrefix(bad.Error(), "toml: ")
+		if got, ok := strings.CutPrefix(text, "cannot decode TOML "); ok { // the rest is of Go's types
+			got, _, _ = strings.Cut(got, " into ")
+			text = fmt.Sprintf("want %s, not one of TOML's type %s", wanted(reflect.TypeFor[Config](), bad.Key()), got)
+		}
+		if len(bad.Key()) > 0 {
+			text = strings.Join(bad.Key(), ".") + ": " + text
+		}
+		return fmt.Errorf("line %d: %s", row, text)
+	}
+	if err != nil { // of a value without quotes for a duration the library tells no key
+		var all map[string]any
+		_ = toml.Unmarshal(data, &all)
+		if key := bareDuration(reflect.TypeFor[Config](), all); key != nil {
+			return fmt.Errorf("%s: %w", strings.Join(key, "."), err)
+		}
 	}
 	return err
+}
+
+// bareDuration is the first key in all that is a duration of t and no string.
+func bareDuration(t reflect.Type, all map[string]any) []string {
+	for f := range t.Fields() {
+		name := f.Tag.Get("toml")
+		v, set := all[name]
+		if below, ok := v.(map[string]any); ok && f.Type.Kind() == reflect.Struct {
+			if key := bareDuration(f.Type, below); key != nil {
+				return append([]string{name}, key...)
+			}
+		}
+		if _, text := v.(string); set && !text && f.Type == reflect.TypeFor[duration]() {
+			return []string{name}
+		}
+	}
+	return nil
+}
+
+// wanted is what kind of value the file's key in t takes, for people.
+func wanted(t reflect.Type, key []string) string {
+	if len(key) > 0 && t.Kind() == reflect.Struct {
+		for f := range t.Fields() {
+			if f.Tag.Get("toml") == key[0] {
+				return wanted(f.Type, key[1:])
+			}
+		}
+	}
+	switch t {
+	case reflect.TypeFor[string]():
+		return "a string in quotes"
+	case reflect.TypeFor[int64]():
+		return "a whole number without quotes"
+	case reflect.TypeFor[duration]():
+		return `a duration such as "90s"`
+	case reflect.TypeFor[[]string]():
+		return `a list such as ["a", "b"]`
+	}
+	return "a section"
 }
 
 // fromEnv sets every field whose variable is in the environment, and returns the
@@ -172,7 +239,8 @@ func fromEnv(prefix string, v reflect.Value) (names []string, err error) {
 	for i := range v.NumField() {
 		name := prefix + "_" + strings.ToUpper(v.Type().Field(i).Tag.Get("toml"))
 		f := v.Field(i)
-		if f.Kind() == reflect.Struct {
+		_, text := reflect.TypeAssert[encoding.TextUnmarshaler](f.Addr())
+		if f.Kind() == reflect.Struct && !text {
 			below, err := fromEnv(name, f)
 			if err != nil {
 				return nil, err
@@ -181,25 +249,39 @@ func fromEnv(prefix string, v reflect.Value) (names []string, err error) {
 			continue
 		}
 		names = append(names, name)
-		text, set := os.LookupEnv(name)
+		value, set := os.LookupEnv(name)
 		if !set {
 			continue
 		}
 		switch p := f.Addr().Interface().(type) {
 		case *string:
-			*p = text
+			*p = value
 		case *int64:
-			*p, err = strconv.ParseInt(text, 10, 64)
+			*p, err = parseInt(value)
 		case *duration:
-			err = p.UnmarshalText([]byte(text))
+			err = p.UnmarshalText([]byte(value))
 		case *[]string:
-			*p = splitList(text)
+			*p = splitList(value)
 		}
 		if err != nil {
-			return nil, dsec.Invalid(name, "want a value like the one in dsec.toml: %v", err)
+			return nil, dsec.Invalid(name, "%v", err)
 		}
 	}
 	return names, nil
+}
+
+// parseInt reads the value of a variable as the file would have it. Who wrote a
+// size as flags take it is told what to write.
+func parseInt(text string) (int64, error) {
+	n, err := strconv.ParseInt(text, 10, 64)
+	if err == nil {
+		return n, nil
+	}
+	hint := ""
+	if n, err := parseSize(text); err == nil {
+		hint = fmt.Sprintf("; for %s bytes write %d", text, n)
+	}
+	return 0, fmt.Errorf("%q: want a whole number%s", text, hint)
 }
 
 // otherNames are variables that are of no key of the configuration: of clients,
@@ -329,12 +411,22 @@ func (e *EdgeConfig) validate() error {
 		{"create_concurrency", e.CreateConcurrency, 1, 1024},
 		{"min_free_bytes", e.MinFreeBytes, 0, 1 << 50},
 		{"min_free_inodes", e.MinFreeInodes, 0, 1 << 40},
-		{"default_idle_timeout", int64(time.Duration(e.DefaultIdleTimeout) / time.Second), 0, 366 * 24 * 3600},
-		{"default_max_lifetime", int64(time.Duration(e.DefaultMaxLifetime) / time.Second), 0, 366 * 24 * 3600},
-		{"retention", int64(time.Duration(e.Retention) / time.Second), 60, 366 * 24 * 3600},
 	} {
 		if r.v < r.low || r.v > r.high {
 			return dsec.Invalid("edge."+r.name, "is %d, want %d to %d", r.v, r.low, r.high)
+		}
+	}
+	const longest = 366 * 24 * time.Hour
+	for _, r := range []struct {
+		name   string
+		v, low time.Duration
+	}{
+		{"default_idle_timeout", e.DefaultIdleTimeout.Duration, 0},
+		{"default_max_lifetime", e.DefaultMaxLifetime.Duration, 0},
+		{"retention", e.Retention.Duration, time.Minute},
+	} {
+		if r.v < r.low || r.v > longest {
+			return dsec.Invalid("edge."+r.name, "is %v, want %v to %v", r.v, r.low, longest)
 		}
 	}
 	def, most := e.DefaultLimits.rows(), e.MaxLimits.rows()

@@ -20,7 +20,7 @@ func TestDefaultsAreValid(t *testing.T) {
 	if err := c.Validate(); err != nil {
 		t.Fatal(err)
 	}
-	if c.API.Listen != "127.0.0.1:7321" || time.Duration(c.Edge.DefaultIdleTimeout) != time.Hour {
+	if c.API.Listen != "127.0.0.1:7321" || c.Edge.DefaultIdleTimeout.Duration != time.Hour {
 		t.Errorf("%+v", c)
 	}
 }
@@ -49,7 +49,7 @@ func TestValidateNamesTheField(t *testing.T) {
 		"api.tls_cert":                  func(c *Config) { c.API.TLSCert = "x" },
 		"edge.backends":                 func(c *Config) { c.Edge.Backends = nil },
 		"edge.max_sandboxes":            func(c *Config) { c.Edge.MaxSandboxes = -1 },
-		"edge.default_idle_timeout":     func(c *Config) { c.Edge.DefaultIdleTimeout = duration(-time.Hour) },
+		"edge.default_idle_timeout":     func(c *Config) { c.Edge.DefaultIdleTimeout = duration{-time.Millisecond} },
 		"container.ready":               func(c *Config) { c.Container.Ready = 0 },
 		"container.disk_driver":         func(c *Config) { c.Container.DiskDriver = "floppy" },
 		"container.cgroup":              func(c *Config) { c.Container.Cgroup = "../x" },
@@ -65,6 +65,59 @@ func TestValidateNamesTheField(t *testing.T) {
 		if err == nil || !strings.HasPrefix(err.Error(), field+": ") || dsec.CodeOf(err) != dsec.CodeInvalid {
 			t.Errorf("%s: %v", field, err)
 		}
+	}
+}
+
+// TestWrongValues: a value of the wrong type or form is refused with its key and
+// what would do, from the file and from the environment.
+func TestWrongValues(t *testing.T) {
+	for line, want := range map[string]string{
+		"default_idle_timeout = 60":       `edge.default_idle_timeout: want a duration with a unit; for 60 seconds write "60s"`,
+		"default_max_lifetime = 0":        `write "0s"`,
+		"retention = 1.5":                 `edge.retention: want a duration with a unit`,
+		`retention = "60"`:                `write "60s"`,
+		`retention = "-1ms"`:              `want a duration of 0s or more`,
+		`retention = "soon"`:              `"soon": want a number with a unit`,
+		"retention = 07:32:00":            `edge.retention: want a duration such as "90s", not one of TOML's type local time`,
+		`max_sandboxes = "7"`:             `edge.max_sandboxes: want a whole number without quotes, not one of TOML's type string`,
+		`max_sandboxes = 7.5`:             `edge.max_sandboxes: want a whole number`,
+		`default_limits.pids = "many"`:    `edge.default_limits.pids: want a whole number`,
+		`metrics_listen = 7322`:           `edge.metrics_listen: want a string in quotes, not one of TOML's type integer`,
+		`backends = 1`:                    `edge.backends: want a list such as ["a", "b"], not one of TOML's type integer`,
+		`backends = "container"`:          `edge.backends: want a list such as ["a", "b"], not one of TOML's type string`,
+		`default_limits = 3`:              `edge.default_limits: want a section`,
+		"max_calls = 1\nmax_sandboxes = ": `line 3`,
+	} {
+		path := filepath.Join(t.TempDir(), "dsec.toml")
+		if err := os.WriteFile(path, []byte("[edge]\n"+line+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		_, err := loadConfig(path, true)
+		if err == nil || dsec.CodeOf(err) != dsec.CodeInvalid || !strings.Contains(err.Error(), want) || !strings.HasPrefix(err.Error(), path+": ") {
+			t.Errorf("%s: %v, want %s", line, err, want)
+		}
+	}
+	none := filepath.Join(t.TempDir(), "dsec.toml")
+	if err := os.WriteFile(none, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, v := range []struct{ name, value, want string }{
+		{"DSEC_EDGE_DEFAULT_IDLE_TIMEOUT", "60", `want a duration with a unit; for 60 seconds write "60s"`},
+		{"DSEC_EDGE_RETENTION", "-5m", "want a duration of 0s or more"},
+		{"DSEC_CONTAINER_DISK_IMAGE_BYTES", "1G", `"1G": want a whole number; for 1G bytes write 1073741824`},
+		{"DSEC_EDGE_MAX_CALLS", "", `"": want a whole number`},
+	} {
+		t.Run(v.name, func(t *testing.T) {
+			t.Setenv(v.name, v.value)
+			var e *dsec.Error
+			if _, err := loadConfig(none, true); !errors.As(err, &e) || e.Code != dsec.CodeInvalid || e.Field != v.name || !strings.Contains(e.Message, v.want) {
+				t.Errorf("%v, want %s", err, v.want)
+			}
+		})
+	}
+	t.Setenv("DSEC_EDGE_DEFAULT_IDLE_TIMEOUT", "90s")
+	if c, err := loadConfig(none, true); err != nil || c.Edge.DefaultIdleTimeout.Duration != 90*time.Second {
+		t.Errorf("%+v, %v", c, err)
 	}
 }
 

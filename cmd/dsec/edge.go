@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net/http"
 	"os"
@@ -34,7 +35,7 @@ func runEdge(ctx context.Context, e *env, args []string) error {
 	}
 	socket, err := daemon.ListenUnix(cfg.edgeSocket())
 	if err != nil {
-		return err
+		return ofRoot(err)
 	}
 	defer func() { _ = socket.Close() }()
 	var stack daemon.Stack
@@ -73,7 +74,7 @@ func startEdge(ctx context.Context, cfg *Config, log *slog.Logger, reg *promethe
 	} {
 		lock, err := daemon.Lock(own.dir, own.key)
 		if err != nil {
-			return nil, err
+			return nil, ofRoot(err)
 		}
 		stack.Push(func(context.Context) error { return lock.Close() })
 	}
@@ -87,7 +88,7 @@ func startEdge(ctx context.Context, cfg *Config, log *slog.Logger, reg *promethe
 		kind, _ := findBackend(name) // Validate has looked it up
 		b, err := kind.open(cfg, log)
 		if err != nil {
-			return nil, fmt.Errorf("backend %s: %w", name, err)
+			return nil, ofRoot(fmt.Errorf("backend %s: %w", name, err))
 		}
 		kinds = append(kinds, b) // the edge closes it
 	}
@@ -97,7 +98,7 @@ func startEdge(ctx context.Context, cfg *Config, log *slog.Logger, reg *promethe
 		DefaultLimits: dsec.Limits(ec.DefaultLimits), MaxLimits: dsec.Limits(ec.MaxLimits),
 		DefaultIdleTimeout: orNever(ec.DefaultIdleTimeout), DefaultMaxLifetime: orNever(ec.DefaultMaxLifetime),
 		MaxSandboxes: int(ec.MaxSandboxes), MaxCalls: int(ec.MaxCalls), CreateConcurrency: int(ec.CreateConcurrency),
-		Retention: time.Duration(ec.Retention), MinFreeBytes: ec.MinFreeBytes, MinFreeInodes: ec.MinFreeInodes,
+		Retention: ec.Retention.Duration, MinFreeBytes: ec.MinFreeBytes, MinFreeInodes: ec.MinFreeInodes,
 		Version: version, Logger: log, Metrics: reg, Crash: crash(),
 	})
 	if err != nil {
@@ -109,12 +110,20 @@ func startEdge(ctx context.Context, cfg *Config, log *slog.Logger, reg *promethe
 	return node, nil
 }
 
+// ofRoot says what else would do where the server's user may not use a directory.
+func ofRoot(err error) error {
+	if !errors.Is(err, fs.ErrPermission) || os.Geteuid() == 0 {
+		return err
+	}
+	return fmt.Errorf("%w; run it as root, or without root by --backend fake --data-dir DIR --run-dir DIR with directories of your own", err)
+}
+
 // orNever: 0 is never in the file, and the default in the edge's own words.
 func orNever(d duration) time.Duration {
-	if d == 0 {
+	if d.Duration == 0 {
 		return -1
 	}
-	return time.Duration(d)
+	return d.Duration
 }
 
 // crash is the hook of the crash suite: DSEC_CRASH names the step before which

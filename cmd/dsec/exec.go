@@ -45,7 +45,7 @@ func runExec(ctx context.Context, e *env, args []string) error {
 	f := newExecFlags(e, "exec")
 	f.BoolVar(&f.tty, "t", false, "run on a terminal")
 	f.BoolVar(&f.tty, "tty", false, "run on a terminal")
-	f.BoolVar(&f.detach, "d", false, "leave the command running and print its number, for `dsec logs`")
+	f.BoolVar(&f.detach, "d", false, "leave the command running and print its number, for 'dsec logs'")
 	f.BoolVar(&f.detach, "detach", false, "leave the command running and print its number")
 	f.BoolVar(&f.noStdin, "n", false, "do not read standard input")
 	limit := f.Int64("output-limit", 0, "kill the command at more `bytes` of output")
@@ -258,31 +258,55 @@ func runPs(ctx context.Context, e *env, args []string) error {
 	if err != nil {
 		return err
 	}
-	type processView struct {
-		Process   uint64       `json:"process"`
-		PID       int          `json:"pid"`
-		Args      []string     `json:"args"`
-		Started   time.Time    `json:"started"`
-		Outcome   *outcomeView `json:"outcome,omitempty"`
-		FirstSeq  uint64       `json:"first_seq"`
-		NextSeq   uint64       `json:"next_seq"`
-		PTY       bool         `json:"pty,omitempty"`
-		Lingering bool         `json:"lingering,omitempty"`
-		Session   string       `json:"session,omitempty"`
-	}
 	views, rows := []processView{}, [][]string{}
 	for _, p := range ps {
-		v := processView{p.ID, p.PID, p.Args, p.Started, nil, p.FirstSeq, p.NextSeq, p.PTY, p.Lingering, p.Session}
-		state := "running"
-		if p.Outcome != nil {
-			o := outcome(*p.Outcome)
-			v.Outcome, state = &o, fmt.Sprintf("exit %d", p.Outcome.Code)
-			if p.Outcome.Signal != 0 {
-				state = fmt.Sprintf("signal %d", p.Outcome.Signal)
-			}
-		}
+		v, state := viewProcess(p)
 		views = append(views, v)
 		rows = append(rows, []string{fmt.Sprint(p.ID), fmt.Sprint(p.PID), state, age(p.Started), fmt.Sprint(p.NextSeq), fmt.Sprintf("%q", p.Args)})
 	}
-	return f.print(views, "PROCESS PID STATE AGE OUTPUT COMMAND", rows)
+	if err := f.print(views, "PROCESS PID STATE AGE OUTPUT COMMAND", rows); err != nil || f.output == "json" {
+		return err
+	}
+	for _, v := range views {
+		if v.Fault != "" { // too long for the table
+			_, _ = fmt.Fprintln(e.stderr, "dsec: "+v.Fault)
+		}
+	}
+	return nil
+}
+
+// processView is a command of a sandbox, as the CLI shows it.
+type processView struct {
+	Process   uint64       `json:"process"`
+	PID       int          `json:"pid"`
+	Args      []string     `json:"args"`
+	State     string       `json:"state"` // running, exited or unknown
+	Started   time.Time    `json:"started"`
+	Outcome   *outcomeView `json:"outcome,omitempty"`
+	Fault     string       `json:"fault,omitempty"` // why one that ended has no outcome
+	FirstSeq  uint64       `json:"first_seq"`
+	NextSeq   uint64       `json:"next_seq"`
+	PTY       bool         `json:"pty,omitempty"`
+	Lingering bool         `json:"lingering,omitempty"`
+	Session   string       `json:"session,omitempty"`
+}
+
+// viewProcess is p as JSON shows it, and its state as the table does.
+func viewProcess(p client.ProcessInfo) (v processView, state string) {
+	v = processView{
+		Process: p.ID, PID: p.PID, Args: p.Args, State: "running", Started: p.Started, Fault: p.Fault,
+		FirstSeq: p.FirstSeq, NextSeq: p.NextSeq, PTY: p.PTY, Lingering: p.Lingering, Session: p.Session,
+	}
+	switch {
+	case p.Fault != "":
+		v.State = "unknown"
+	case p.Outcome != nil:
+		o := outcome(*p.Outcome)
+		v.State, v.Outcome = "exited", &o
+		if p.Outcome.Signal != 0 {
+			return v, fmt.Sprintf("signal %d", p.Outcome.Signal)
+		}
+		return v, fmt.Sprintf("exit %d", p.Outcome.Code)
+	}
+	return v, v.State
 }

@@ -97,6 +97,9 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 			return 0
 		}
 	}
+	if args[0] == "--version" {
+		args = append([]string{"version"}, args[1:]...)
+	}
 	cmd, rest, ok := find(args)
 	if !ok {
 		_, _ = fmt.Fprintf(stderr, "dsec: %s: no such command; see `dsec help`\n", strings.Join(args[:min(2, len(args))], " "))

@@ -42,6 +42,10 @@ const (
 	MaxSessions  = 64
 )
 
+// DiskFull ends the message of an exhausted error of a file that the kernel had no
+// room for, as chronus/err.c has it. Whose disk that is chronus does not know.
+const DiskFull = "the disk of the sandbox is full"
+
 // Stream tells which output a byte came from.
 type Stream uint8
 

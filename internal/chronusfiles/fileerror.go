@@ -7,6 +7,7 @@ import (
 	"syscall"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/chronusapi"
 	"golang.org/x/sys/unix"
 )
 
@@ -35,7 +36,7 @@ func fileCode(errno syscall.Errno) (dsec.Code, string) {
 	case unix.ENOENT:
 		return dsec.CodeNotFound, "no such file or directory"
 	case unix.ENOSPC, unix.EDQUOT:
-		return dsec.CodeExhausted, "the disk of the sandbox is full"
+		return dsec.CodeExhausted, chronusapi.DiskFull
 	case unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.EAGAIN:
 		return dsec.CodeExhausted, errno.Error()
 	case unix.EACCES, unix.EPERM:

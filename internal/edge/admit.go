@@ -132,7 +132,7 @@ func (e *Edge) limits(req *dsecv1.Limits) (dsec.Limits, error) {
 	for _, f := range limitFields {
 		got, most := *f.of(&l), *f.of(&e.cfg.MaxLimits)
 		if got < f.min || got > most {
-			return l, dsec.Invalid("limits."+f.name, "want %s to %s, got %s", f.text(f.min), f.text(most), f.text(got))
+			return l, dsec.Invalid("limits."+f.name, "want %s to %s%s, got %s", f.text(f.min), f.text(most), f.unit, f.text(got))
 		}
 	}
 	return l, nil

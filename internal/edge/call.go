@@ -168,5 +168,6 @@ func (e *Edge) with(ctx context.Context, h http.Header, id string, f func(*call)
 		return err
 	}
 	defer c.end()
-	return c.fail(f(c))
+	began := time.Now()
+	return c.fail(c.e.whoseDisk(c.s, began, f(c)))
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"strconv"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -133,23 +134,22 @@ func (c Config) validate() error {
 }
 
 // limitFields lists the fields of Limits, with the least that a sandbox can
-// start with and how a value is written for people.
+// start with and how a value is written for people: unit stands once behind a range.
 var limitFields = []struct {
 	name string
 	min  int64
 	text func(int64) string
+	unit string
 	of   func(*dsec.Limits) *int64
 }{
-	{"milli_cpu", 10, cpus, func(l *dsec.Limits) *int64 { return &l.MilliCPU }},
-	{"memory_bytes", 8 << 20, size, func(l *dsec.Limits) *int64 { return &l.MemoryBytes }},
-	{"disk_bytes", 1 << 20, size, func(l *dsec.Limits) *int64 { return &l.DiskBytes }},
-	{"disk_inodes", 64, counted("files"), func(l *dsec.Limits) *int64 { return &l.DiskInodes }},
-	{"pids", 8, counted("processes and threads"), func(l *dsec.Limits) *int64 { return &l.Pids }},
+	{"milli_cpu", 10, cpus, "", func(l *dsec.Limits) *int64 { return &l.MilliCPU }},
+	{"memory_bytes", 8 << 20, size, "", func(l *dsec.Limits) *int64 { return &l.MemoryBytes }},
+	{"disk_bytes", 1 << 20, size, "", func(l *dsec.Limits) *int64 { return &l.DiskBytes }},
+	{"disk_inodes", 64, count, " files", func(l *dsec.Limits) *int64 { return &l.DiskInodes }},
+	{"pids", 8, count, " processes and threads", func(l *dsec.Limits) *int64 { return &l.Pids }},
 }
 
-func counted(unit string) func(int64) string {
-	return func(n int64) string { return fmt.Sprintf("%d %s", n, unit) }
-}
+func count(n int64) string { return strconv.FormatInt(n, 10) }
 
 // cpus writes thousandths of a CPU with what they are: 1500 (1.5 CPUs).
 func cpus(n int64) string { return fmt.Sprintf("%d (%g CPUs)", n, float64(n)/1000) }

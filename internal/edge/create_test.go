@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -65,6 +66,25 @@ func TestCreateRefusesBadRequests(t *testing.T) {
 	}
 	if _, err := n.tryCreate(&dsecv1.CreateRequest{NetworkRules: map[string]bool{"npm": false}}); err != nil {
 		t.Errorf("all rules false: %v", err)
+	}
+}
+
+// TestRangeOfALimit: the unit is told once.
+func TestRangeOfALimit(t *testing.T) {
+	n := newNode(t, nil)
+	for _, c := range []struct {
+		limits *dsecv1.Limits
+		field  string
+		want   string
+	}{
+		{&dsecv1.Limits{Pids: 3}, "limits.pids", `^want 8 to \d+ processes and threads, got 3$`},
+		{&dsecv1.Limits{MemoryBytes: 1 << 20}, "limits.memory_bytes", `^want 8388608 \(8 MiB\) to \d+ \(.*\), got 1048576 \(1 MiB\)$`},
+		{&dsecv1.Limits{MilliCpu: 1}, "limits.milli_cpu", `^want 10 \(0.01 CPUs\) to \d+ \(.* CPUs\), got 1 \(0.001 CPUs\)$`},
+	} {
+		_, err := n.tryCreate(&dsecv1.CreateRequest{Limits: c.limits})
+		if e := wantError(t, err, dsec.CodeInvalid, c.field); !regexp.MustCompile(c.want).MatchString(e.Message) {
+			t.Errorf("%s: %s", c.field, e.Message)
+		}
 	}
 }
 

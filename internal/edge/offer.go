@@ -10,6 +10,7 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/backend"
+	"github.com/opendsec/dsec/internal/chronusapi"
 )
 
 // offer is one backend and what it can do.
@@ -88,6 +89,21 @@ func (e *Edge) starved(s *sandbox, process uint64, o *dsec.Outcome) error {
 	}
 	return dsec.Errorf(dsec.CodeOutcomeUnknown, "process %d ended, and while it ran the node's disk was full: "+
 		"how it ended must not be scored; run it again where there is room. Its output can be read by attaching to it", process)
+}
+
+// whoseDisk puts right what chronus, which knows of its own sandbox alone, says of
+// a file that it could not write for lack of room in a call since began.
+func (e *Edge) whoseDisk(s *sandbox, began time.Time, err error) error {
+	de := asError(err)
+	if de == nil || de.Code != dsec.CodeExhausted {
+		return err
+	}
+	name, full := strings.CutSuffix(de.Message, chronusapi.DiskFull)
+	shared, ok := s.offer.Backend.(backend.DiskSharer)
+	if !full || !ok || !shared.DiskStarved(began, time.Now()) {
+		return err
+	}
+	return &dsec.Error{Code: de.Code, Field: de.Field, Message: name + "the node's disk, which all its sandboxes share, is full", Err: err}
 }
 
 // ended counts a command that ended, and is the error of one whose end says nothing.

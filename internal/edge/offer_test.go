@@ -4,6 +4,8 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"os"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -13,6 +15,7 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/backend/fake"
+	"github.com/opendsec/dsec/internal/chronusapi"
 	"github.com/opendsec/dsec/internal/edge"
 	"github.com/opendsec/dsec/internal/testutil"
 	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
@@ -123,5 +126,37 @@ func TestStarvedCommand(t *testing.T) {
 		if p.SessionId == "" && (p.Outcome == nil || p.Fault != "") {
 			t.Errorf("listed: outcome %v, fault %q", p.Outcome, p.Fault)
 		}
+	}
+}
+
+// TestWhoseDiskIsFull: a file that the sandbox's own limit leaves no room for is
+// told from one that the node's disk has none for.
+func TestWhoseDiskIsFull(t *testing.T) {
+	if text, err := os.ReadFile("../../chronus/err.c"); err != nil || !strings.Contains(string(text), strconv.Quote(chronusapi.DiskFull)) {
+		t.Errorf("chronus has other words for a full disk than %q: %v", chronusapi.DiskFull, err)
+	}
+	var starved atomic.Bool
+	n := newNode(t, func(_ *edge.Config, o *fake.Options) {
+		o.DiskStarved = func(_, _ time.Time) bool { return starved.Load() }
+	})
+	id := n.create(&dsecv1.CreateRequest{Limits: &dsecv1.Limits{DiskBytes: 1 << 20}})
+	for _, node := range []bool{false, true} {
+		starved.Store(node)
+		up := n.file.Write(t.Context())
+		err := up.Send(&dsecv1.WriteRequest{Message: &dsecv1.WriteRequest_Open{Open: &dsecv1.WriteOpen{SandboxId: id, Path: &dsecv1.Path{Path: "/tmp/big"}}}})
+		for i := 0; i < 32 && err == nil; i++ {
+			err = up.Send(&dsecv1.WriteRequest{Message: &dsecv1.WriteRequest_Data{Data: make([]byte, 64<<10)}})
+		}
+		if err != nil && !errors.Is(err, io.EOF) { // refused before the end
+			t.Fatal(err)
+		}
+		_, err = up.CloseAndReceive()
+		e := wantError(t, err, dsec.CodeExhausted, "open.path")
+		if strings.Contains(e.Message, "node's disk") != node || strings.Contains(e.Message, "disk of the sandbox") == node {
+			t.Errorf("the node's disk is full: %t: %v", node, err)
+		}
+	}
+	if _, err := n.file.Mkdir(t.Context(), connect.NewRequest(&dsecv1.MkdirRequest{SandboxId: id, Path: &dsecv1.Path{Path: "/tmp/d"}})); err != nil {
+		t.Errorf("a call that does not fail: %v", err)
 	}
 }

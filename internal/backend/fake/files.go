@@ -25,7 +25,7 @@ func typed(field string, err error) error {
 	case errors.Is(err, errNotFound), errors.Is(err, errNotDir):
 		code = dsec.CodeNotFound
 	case errors.Is(err, errNoSpace):
-		code = dsec.CodeExhausted
+		return &dsec.Error{Code: dsec.CodeExhausted, Field: field, Message: chronusapi.DiskFull}
 	case errors.Is(err, errNoRegular), errors.Is(err, errIsDir), errors.Is(err, errLoop), errors.Is(err, errNameLong):
 		code = dsec.CodeInvalid
 	}
