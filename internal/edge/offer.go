@@ -103,7 +103,7 @@ func (e *Edge) whoseDisk(s *sandbox, began time.Time, err error) error {
 	if !full || !ok || !shared.DiskStarved(began, time.Now()) {
 		return err
 	}
-	return &dsec.Error{Code: de.Code, Field: de.Field, Message: name + "the node's disk, which all its sandboxes share, is full", Err: err}
+	return &dsec.Error{Code: dsec.CodeUnavailable, Field: de.Field, Message: name + "the node's disk, which all its sandboxes share, is full", Err: err}
 }
 
 // ended counts a command that ended, and is the error of one whose end says nothing.
