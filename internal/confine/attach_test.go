@@ -51,9 +51,20 @@ func try() {
 	}
 	defer os.Remove(file.Name())
 	fd := file.Fd()
+	if err := file.Truncate(4096); err != nil {
+		panic(err)
+	}
+	shared, err := unix.Mmap(int(fd), 0, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		panic(err)
+	}
+	page := uintptr(unsafe.Pointer(&shared[0]))
+	none := page + 1<<45 // not mapped
+	lock := uintptr(unsafe.Pointer(&unix.Flock_t{Type: unix.F_RDLCK, Len: 1}))
+	const punch = unix.FALLOC_FL_PUNCH_HOLE | unix.FALLOC_FL_KEEP_SIZE
 	var arg [256]byte
 	p := uintptr(unsafe.Pointer(&arg))
-	calls := map[string][4]uintptr{
+	calls := map[string][5]uintptr{
 		"getpid":               {unix.SYS_GETPID},
 		"socket unix":          {unix.SYS_SOCKET, unix.AF_UNIX, unix.SOCK_STREAM},
 		"socket netlink":       {unix.SYS_SOCKET, unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_ROUTE},
@@ -74,6 +85,18 @@ func try() {
 		"sync":                 {unix.SYS_SYNC},
 		"filter of a socket":   {unix.SYS_SETSOCKOPT, fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER},
 		"option of a socket":   {unix.SYS_SETSOCKOPT, fd, unix.SOL_SOCKET, unix.SO_REUSEADDR},
+		"lock of a process":    {unix.SYS_FCNTL, fd, unix.F_SETLK, lock},
+		"lock of a file":       {unix.SYS_FCNTL, fd, unix.F_OFD_SETLK, lock},
+		"lock, waiting":        {unix.SYS_FCNTL, fd, unix.F_OFD_SETLKW, lock},
+		"lock, bit 32":         {unix.SYS_FCNTL, fd, 1<<32 | unix.F_OFD_SETLK, lock},
+		"whose lock":           {unix.SYS_FCNTL, fd, unix.F_OFD_GETLK, lock},
+		"allocate":             {unix.SYS_FALLOCATE, fd, 0, 0, 4096},
+		"allocate, bit 32":     {unix.SYS_FALLOCATE, fd, 1 << 32, 0, 4096},
+		"allocate behind":      {unix.SYS_FALLOCATE, fd, unix.FALLOC_FL_KEEP_SIZE, 4096, 4096},
+		"punch":                {unix.SYS_FALLOCATE, fd, punch, 0, 4096},
+		"msync":                {unix.SYS_MSYNC, page, 4096, unix.MS_SYNC},
+		"msync of nothing":     {unix.SYS_MSYNC, none, 4096, unix.MS_SYNC},
+		"is it mapped":         {unix.SYS_MSYNC, none, 4096, unix.MS_ASYNC},
 	}
 	result := map[string][3]string{}
 	for stage, filter := range [][]unix.SockFilter{nil, Filter(), ChildFilter()} {
@@ -81,7 +104,7 @@ func try() {
 			attach(filter, unix.SECCOMP_FILTER_FLAG_TSYNC)
 		}
 		for name, c := range calls {
-			r, _, e := unix.RawSyscall(c[0], c[1], c[2], c[3])
+			r, _, e := unix.RawSyscall6(c[0], c[1], c[2], c[3], c[4], 0, 0)
 			row := result[name]
 			if row[stage] = unix.ErrnoName(e); e == 0 {
 				row[stage] = "ok"
@@ -129,6 +152,18 @@ func TestFiltersInAProcess(t *testing.T) {
 		"sync":                 {"ok", "ok", "ok"},
 		"filter of a socket":   {"ENOTSOCK", "ENOPROTOOPT", "ENOPROTOOPT"},
 		"option of a socket":   {"ENOTSOCK", "ENOTSOCK", "ENOTSOCK"},
+		"lock of a process":    {"ok", "ok", "ok"},
+		"lock of a file":       {"ok", "EINVAL", "EINVAL"},
+		"lock, waiting":        {"ok", "EINVAL", "EINVAL"},
+		"lock, bit 32":         {"ok", "EINVAL", "EINVAL"},
+		"whose lock":           {"ok", "EINVAL", "EINVAL"},
+		"allocate":             {"ok", "ENOTSUP", "ENOTSUP"},
+		"allocate, bit 32":     {"ok", "ENOTSUP", "ENOTSUP"},
+		"allocate behind":      {"ok", "ENOTSUP", "ENOTSUP"},
+		"punch":                {"ok", "ok", "ok"},
+		"msync":                {"ok", "ok", "ok"},
+		"msync of nothing":     {"ENOMEM", "ok", "ok"}, // not run
+		"is it mapped":         {"ENOMEM", "ENOMEM", "ENOMEM"},
 	}
 	for name, w := range want {
 		for stage, filters := range []string{"no filter", "Filter", "Filter and ChildFilter"} {

@@ -198,6 +198,18 @@ func TestPolicyHolds(t *testing.T) {
 		"SO_REUSEADDR":             {sys("setsockopt", 3, unix.SOL_SOCKET, unix.SO_REUSEADDR), allow},
 		"26 of IPv6":               {sys("setsockopt", 3, unix.IPPROTO_IPV6, 26), allow},
 
+		"F_SETLK":                   {sys("fcntl", 3, unix.F_SETLK), allow},
+		"F_GETFL":                   {sys("fcntl", 3, unix.F_GETFL), allow},
+		"F_DUPFD_CLOEXEC":           {sys("fcntl", 3, unix.F_DUPFD_CLOEXEC), allow},
+		"msync async":               {sys("msync", 1<<20, 4096, 1), allow},
+		"msync invalidate":          {sys("msync", 1<<20, 4096, 2), allow},
+		"msync sync":                {sys("msync", 1<<20, 4096, 4), errno(0)},
+		"msync sync, invalidate":    {sys("msync", 1<<20, 4096, 6), errno(0)},
+		"msync sync, bit 32":        {sys("msync", 1<<20, 4096, 1<<32|4), errno(0)},
+		"msync async, bit 34":       {sys("msync", 1<<20, 4096, 4<<32|1), allow},
+		"fallocate punches":         {sys("fallocate", 3, 3), allow},
+		"fallocate punches, bit 32": {sys("fallocate", 3, 1<<32|3), allow},
+
 		"FIONREAD": {sys("ioctl", 0, 0x541b), allow},
 		"TCGETS":   {sys("ioctl", 0, unix.TCGETS), allow},
 		"GETFLAGS": {sys("ioctl", 0, unix.FS_IOC_GETFLAGS), allow},
@@ -209,6 +221,17 @@ func TestPolicyHolds(t *testing.T) {
 		default:
 			rows[fmt.Sprintf("socket family %d", family)] = row{sys("socket", family, unix.SOCK_RAW), errno(unix.EAFNOSUPPORT)}
 			rows[fmt.Sprintf("socket family %d, bit 32", family)] = row{sys("socket", 1<<32|family), errno(unix.EAFNOSUPPORT)}
+		}
+	}
+	for name, cmd := range map[string]uint64{"F_OFD_GETLK": 36, "F_OFD_SETLK": 37, "F_OFD_SETLKW": 38} {
+		rows[name] = row{sys("fcntl", 3, cmd), errno(unix.EINVAL)}
+		rows[name+", bit 32"] = row{sys("fcntl", 3, 1<<32|cmd), errno(unix.EINVAL)}
+		rows[name+", upper half"] = row{sys("fcntl", 3, 0xffffffff<<32|cmd), errno(unix.EINVAL)}
+	}
+	for mode := range uint64(256) { // allocate, keep size, punch, collapse, zero, insert, unshare, write zeroes
+		if mode != 3 {
+			rows[fmt.Sprintf("fallocate %#x", mode)] = row{sys("fallocate", 3, mode), errno(unix.EOPNOTSUPP)}
+			rows[fmt.Sprintf("fallocate %#x, bit 33", mode)] = row{sys("fallocate", 3, 1<<33|mode), errno(unix.EOPNOTSUPP)}
 		}
 	}
 	for bit := range 32 {

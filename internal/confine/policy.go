@@ -156,6 +156,11 @@ var special = map[string]func() []rule{
 		}
 		return append(rules, rule{do: allow})
 	},
+	// msync comes to the file system below the overlay, which fsync does not.
+	// MS_ASYNC, which does nothing, still tells what is not mapped.
+	"msync":     func() []rule { return []rule{{[]cond{masked(2, unix.MS_SYNC, unix.MS_SYNC)}, errno(0)}, {do: allow}} },
+	"fcntl":     fcntlRules,
+	"fallocate": fallocateRules,
 	"socketpair": func() []rule {
 		return []rule{{[]cond{is(0, unix.AF_UNIX)}, allow}, {do: errno(unix.EAFNOSUPPORT)}}
 	},
@@ -169,6 +174,29 @@ func notPID1(arg int, others ...cond) (rules []rule) {
 		rules = append(rules, rule{[]cond{c}, errno(unix.EPERM)})
 	}
 	return append(rules, rule{do: allow})
+}
+
+// fcntlRules refuse locks of an open file as kernels before 3.15 do. They are
+// the kernel's memory, which is charged to nobody, and last as long as the open
+// file, also where no process has a descriptor of it whose locks could be
+// counted: in a message of a socket, or under a mapping.
+func fcntlRules() (rules []rule) {
+	for _, c := range []uint32{unix.F_OFD_GETLK, unix.F_OFD_SETLK, unix.F_OFD_SETLKW} {
+		rules = append(rules, rule{[]cond{is(1, c)}, errno(unix.EINVAL)})
+	}
+	return append(rules, rule{do: allow})
+}
+
+// fallocateRules allow to give blocks back, and nothing that takes some without
+// writing them: a call takes gigabytes of the disk that sandboxes share sooner
+// than anyone looks. The answer is that of a file system which cannot, on which
+// posix_fallocate of glibc writes. Python, SQLite, git and dpkg were tried and do
+// without; fallocate(1) of util-linux fails and says why.
+func fallocateRules() []rule {
+	return []rule{
+		{[]cond{is(1, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE)}, allow},
+		{do: errno(unix.EOPNOTSUPP)},
+	}
 }
 
 const cloneNew = unix.CLONE_NEWNS | unix.CLONE_NEWCGROUP | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC |

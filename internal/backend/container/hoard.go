@@ -2,11 +2,9 @@ package container
 
 import (
 	"bufio"
-	"bytes"
 	"cmp"
 	"context"
 	"fmt"
-	"io"
 	"maps"
 	"os"
 	"slices"
@@ -41,6 +39,7 @@ func (b *Backend) watchHoards(ctx context.Context) {
 	defer tick.Stop()
 	var low int64 // 0 looks once at the start
 	known := true
+	look := lockLook{now: time.Now, log: b.log}
 	for {
 		select {
 		case <-ctx.Done():
@@ -51,14 +50,19 @@ func (b *Backend) watchHoards(ctx context.Context) {
 		if err != nil && known {
 			b.log.Error("kernel memory is not known", "err", err)
 		}
-		if known = err == nil; !known {
-			continue
+		known = err == nil
+		if !known {
+			now = low
 		}
-		if low = min(low, now); now-low < hoardGrowth {
-			continue
+		if low = min(low, now); now-low >= hoardGrowth {
+			instances := b.byMemory()
+			b.endHoards(instances)
+			for _, i := range instances {
+				look.add(i.lockTurn())
+			}
+			low = now
 		}
-		b.endHoards()
-		low = now
+		look.pass() // the locks that are not counted yet
 	}
 }
 
@@ -96,10 +100,10 @@ func fieldAfter(path, start, name string) (int64, error) {
 	return 0, fmt.Errorf("%s: no line %s with %s", path, start, name)
 }
 
-// endHoards ends each sandbox that has too much. Those with the most memory come
-// first: the kernel has one table of the netlink sockets of all, and whoever has
-// many has much else that is charged.
-func (b *Backend) endHoards() {
+// byMemory lists the instances, those with the most memory first: the kernel
+// has one table of the netlink sockets of all, and whoever has many has much
+// else that is charged.
+func (b *Backend) byMemory() []*instance {
 	b.mu.Lock()
 	memory := make(map[*instance]int64, len(b.live))
 	for _, i := range b.live {
@@ -111,12 +115,23 @@ func (b *Backend) endHoards() {
 			memory[i], _ = sh.group.Memory()
 		}
 	}
-	for _, i := range slices.SortedFunc(maps.Keys(memory), func(x, y *instance) int { return cmp.Compare(memory[y], memory[x]) }) {
+	return slices.SortedFunc(maps.Keys(memory), func(x, y *instance) int { return cmp.Compare(memory[y], memory[x]) })
+}
+
+// endHoards ends each sandbox that has too much of what is counted at once,
+// which locks are not: those of one must not keep the others from this look.
+func (b *Backend) endHoards(instances []*instance) {
+	for _, i := range instances {
 		if what := i.hoard(); what != "" {
-			b.log.Warn("sandbox takes the host's memory", "sandbox", i.id, "what", what)
-			i.endFor(fmt.Sprintf("it took more than %d MiB of the host's memory for %s, which no limit of the sandbox counts", hoardLimit>>20, what))
+			i.endHoard(what)
 		}
 	}
+}
+
+// endHoard ends the sandbox for what it has too much of.
+func (i *instance) endHoard(what string) {
+	i.b.log.Warn("sandbox takes the host's memory", "sandbox", i.id, "what", what)
+	i.endFor(fmt.Sprintf("it took more than %d MiB of the host's memory for %s, which no limit of the sandbox counts", hoardLimit>>20, what))
 }
 
 // shell is the instance's container, or nil where it has none.
@@ -129,7 +144,7 @@ func (i *instance) shell() *shell {
 	return i.sh
 }
 
-// hoard tells what the instance has too much of, or nothing.
+// hoard tells what the instance has too much of, but for locks, or nothing.
 func (i *instance) hoard() string {
 	sh := i.shell()
 	if sh == nil {
@@ -137,23 +152,34 @@ func (i *instance) hoard() string {
 	}
 	// The namespace is that of PID 1 even where the number is used again: then it
 	// is another sandbox's, or the host's, which has no such queues.
-	if n, err := netlinkBytes(fmt.Sprintf("/proc/%d/net/netlink", sh.proc.pid), hoardLimit); err == nil && n >= hoardLimit && i.running() {
+	n, err := netlinkBytes(fmt.Sprintf("/proc/%d/net/netlink", sh.proc.pid), hoardLimit)
+	if err != nil {
+		i.b.log.Debug("netlink sockets are not known", "sandbox", i.id, "err", err)
+	} else if n >= hoardLimit && i.running() {
 		return "netlink sockets"
 	}
-	if n, err := sh.group.TCPExcess(); err == nil && n >= hoardLimit {
+	n, err = sh.group.TCPExcess()
+	if err != nil {
+		i.b.log.Debug("buffers of TCP are not known", "sandbox", i.id, "err", err)
+	} else if n >= hoardLimit {
 		return "buffers of TCP"
 	}
-	pids, err := sh.group.CommandPIDs()
-	if err != nil {
-		return ""
-	}
-	locks := 0
-	for _, pid := range pids {
-		if locks += heldLocks(pid, hoardLimit/lockSize-locks); locks >= hoardLimit/lockSize {
-			return "locks of files"
-		}
-	}
 	return ""
+}
+
+// lockTurn counts the instance's locks and ends it for too many.
+func (i *instance) lockTurn() *lockTurn {
+	return &lockTurn{
+		id: i.id,
+		walk: lockWalk{limit: hoardLimit / lockSize, list: func() ([]int, error) {
+			sh := i.shell()
+			if sh == nil || !i.running() {
+				return nil, nil
+			}
+			return sh.group.CommandPIDs()
+		}},
+		end: func() { i.endHoard("locks of files") },
+	}
 }
 
 // running reports whether PID 1 has not ended.
@@ -189,61 +215,6 @@ func netlinkBytes(path string, limit int64) (sum int64, err error) {
 		sum += netlinkSize + rmem + wmem
 	}
 	return sum, lines.Err()
-}
-
-// heldLocks counts the ranges of files that a process has locked, up to limit.
-// A process may end meanwhile; its files are those of the host's kernel alone.
-func heldLocks(pid, limit int) (n int) {
-	dir := fmt.Sprintf("/proc/%d/fdinfo", pid)
-	d, err := os.Open(dir)
-	if err != nil {
-		return 0
-	}
-	defer d.Close()
-	seen := map[string]bool{}
-	for n < limit {
-		names, err := d.Readdirnames(256)
-		for _, name := range names {
-			if n < limit {
-				n += locksOf(dir+"/"+name, limit-n, seen)
-			}
-		}
-		if err != nil {
-			return n
-		}
-	}
-	return n
-}
-
-// locksOf counts the locks in an fdinfo. Those of a process on a file are told
-// for each descriptor of that, and counted once.
-func locksOf(path string, limit int, seen map[string]bool) (n int) {
-	f, err := os.Open(path)
-	if err != nil {
-		return 0
-	}
-	defer f.Close()
-	r := bufio.NewReader(io.LimitReader(f, int64(limit)*256+4096))
-	file, posix := "", false
-	for n < limit {
-		line, err := r.ReadSlice('\n')
-		switch {
-		case bytes.HasPrefix(line, []byte("mnt_id:")), bytes.HasPrefix(line, []byte("ino:")):
-			file += string(line)
-		case bytes.HasPrefix(line, []byte("lock:")) && bytes.Contains(line, []byte("POSIX")):
-			if seen[file] && !posix {
-				return n
-			}
-			posix, seen[file] = true, true
-			n++
-		case bytes.HasPrefix(line, []byte("lock:")):
-			n++
-		}
-		if err != nil {
-			return n
-		}
-	}
-	return n
 }
 
 // endFor ends the sandbox for a reason that its Exit tells.

@@ -1,11 +1,16 @@
 package container
 
 import (
+	"bufio"
+	"cmp"
 	"encoding/binary"
 	"fmt"
+	"log/slog"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"testing"
@@ -14,6 +19,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/chronusapi"
 )
 
@@ -139,8 +145,34 @@ func TestHoardersAreEnded(t *testing.T) {
 	_ = held.Close()
 }
 
-// Locks are counted once, however many descriptors of the file there are.
-func TestHeldLocks(t *testing.T) {
+// selfWalk counts the locks of this process.
+func selfWalk() *lockWalk {
+	return &lockWalk{limit: 1000, list: func() ([]int, error) { return []int{os.Getpid()}, nil }}
+}
+
+func never() bool  { return false }
+func always() bool { return true }
+
+func heldLocks(t *testing.T, w *lockWalk) int {
+	t.Helper()
+	if done, err := w.run(never); !done || err != nil {
+		t.Fatalf("not done, or %v", err)
+	}
+	return w.sum
+}
+
+// lockRanges locks so many ranges, from one on.
+func lockRanges(t *testing.T, fd uintptr, cmd, from, n int) {
+	t.Helper()
+	for r := range n {
+		l := unix.Flock_t{Type: unix.F_WRLCK, Start: int64(from + 2*r), Len: 1}
+		check(t, unix.FcntlFlock(fd, cmd, &l))
+	}
+}
+
+// Locks are counted once, however many descriptors there are of the file that
+// made them, and whatever is locked.
+func TestHoardLocksAreCountedOnce(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "f")
 	var files []*os.File
 	for range 3 {
@@ -149,24 +181,210 @@ func TestHeldLocks(t *testing.T) {
 		defer f.Close()
 		files = append(files, f)
 	}
-	before := heldLocks(os.Getpid(), 1000)
-	for r := range 10 {
-		l := unix.Flock_t{Type: unix.F_WRLCK, Start: int64(2 * r), Len: 1}
-		check(t, unix.FcntlFlock(files[0].Fd(), unix.F_SETLK, &l))
+	if n := heldLocks(t, selfWalk()); n != 0 {
+		t.Fatalf("there are %d locks", n)
 	}
-	if n := heldLocks(os.Getpid(), 1000) - before; n != 10 {
+	lockRanges(t, files[0].Fd(), unix.F_SETLK, 0, 10)
+	for range 3 { // closed together, since closing one unlocks
+		fd, err := unix.FcntlInt(files[0].Fd(), unix.F_DUPFD_CLOEXEC, 0)
+		check(t, err)
+		defer unix.Close(fd)
+	}
+	if n := heldLocks(t, selfWalk()); n != 10 {
 		t.Errorf("of ten POSIX locks %d are counted", n)
 	}
-	for n, f := range files[1:] {
-		for r := range 5 {
-			l := unix.Flock_t{Type: unix.F_WRLCK, Start: int64(100 + 100*n + 2*r), Len: 1}
-			check(t, unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &l))
-		}
+	lockRanges(t, files[1].Fd(), unix.F_SETLK, 100, 20)
+	if n := heldLocks(t, selfWalk()); n != 30 {
+		t.Errorf("with twenty of the file opened again %d are counted", n)
 	}
-	if n := heldLocks(os.Getpid(), 1000) - before; n != 20 {
+	lockRanges(t, files[2].Fd(), unix.F_OFD_SETLK, 200, 5)
+	lockRanges(t, files[1].Fd(), unix.F_OFD_SETLK, 300, 5)
+	if n := heldLocks(t, selfWalk()); n != 40 {
 		t.Errorf("with ten of open files %d are counted", n)
 	}
-	if n := heldLocks(os.Getpid(), 7); n < 7 || n > 8 {
+	few := selfWalk()
+	few.limit = 7
+	if n := heldLocks(t, few); n < 7 || n > 8 {
 		t.Errorf("%d are counted up to 7", n)
+	}
+
+	_, w, err := os.Pipe()
+	check(t, err)
+	defer w.Close()
+	lockRanges(t, w.Fd(), unix.F_SETLK, 0, 3)
+	watch, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	check(t, err)
+	defer unix.Close(watch)
+	lockRanges(t, uintptr(watch), unix.F_SETLK, 0, 4)
+	once := selfWalk()
+	if n := heldLocks(t, once); n != 47 {
+		t.Errorf("with those of a pipe and an epoll %d are counted", n)
+	}
+	// An epoll's fdinfo is read once.
+	for range 5 {
+		fd, err := unix.FcntlInt(uintptr(watch), unix.F_DUPFD_CLOEXEC, 0)
+		check(t, err)
+		defer unix.Close(fd)
+	}
+	again := selfWalk()
+	if n := heldLocks(t, again); n != 47 || len(again.large) != len(once.large) || len(once.large) == 0 {
+		t.Errorf("with descriptors of the epoll %d are counted, %d and %d files looked at", n, len(once.large), len(again.large))
+	}
+}
+
+// A thread with descriptors of its own hides no locks, and one without counts
+// nothing twice.
+func TestHoardLocksOfThreads(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "f")
+	answer, end := make(chan error), make(chan bool)
+	for _, own := range []bool{true, false} {
+		go func() {
+			runtime.LockOSThread() // and never unlocked: the thread ends, and with it what it has open
+			var err error
+			if own {
+				err = unix.CloseRange(1<<30, 1<<30, unix.CLOSE_RANGE_UNSHARE)
+			}
+			fd, oerr := unix.Open(path+strconv.FormatBool(own), unix.O_RDWR|unix.O_CREAT|unix.O_CLOEXEC, 0o600)
+			if err = cmp.Or(err, oerr); err == nil {
+				l := unix.Flock_t{Type: unix.F_WRLCK, Len: 1}
+				err = unix.FcntlFlock(uintptr(fd), unix.F_SETLK, &l)
+			}
+			answer <- err
+			<-end
+			answer <- unix.Close(fd) // which unlocks
+		}()
+		check(t, <-answer)
+	}
+	defer func() {
+		close(end)
+		check(t, <-answer)
+		check(t, <-answer)
+	}()
+	if n := heldLocks(t, selfWalk()); n != 2 {
+		t.Errorf("of two locks %d are counted", n)
+	}
+}
+
+// Nor does a process whose first thread has ended.
+func TestHoardLocksWithoutLeader(t *testing.T) {
+	python, err := exec.LookPath("python3")
+	if err != nil {
+		t.Skip("no python3")
+	}
+	cmd := exec.Command(python, "-c", `
+import ctypes, fcntl, os, sys, threading
+f = open(sys.argv[1], "w")
+for n in range(5): fcntl.lockf(f, fcntl.LOCK_EX, 1, 2 * n)
+leader = f"/proc/self/task/{os.getpid()}/stat"
+def later():
+    while open(leader).read().rsplit(")")[1].split()[0] != "Z": pass
+    os.write(1, b"ready\n")
+    os.read(0, 1)
+    os._exit(0)
+threading.Thread(target=later).start()
+ctypes.CDLL(None).syscall(60, 0)
+`, filepath.Join(t.TempDir(), "f"))
+	stdin, err := cmd.StdinPipe()
+	check(t, err)
+	stdout, err := cmd.StdoutPipe()
+	check(t, err)
+	check(t, cmd.Start())
+	defer func() {
+		_ = stdin.Close()
+		check(t, cmd.Wait())
+	}()
+	if line, err := bufio.NewReader(stdout).ReadString('\n'); line != "ready\n" {
+		t.Fatal(line, err)
+	}
+	w := &lockWalk{limit: 1000, list: func() ([]int, error) { return []int{cmd.Process.Pid}, nil }}
+	if n := heldLocks(t, w); n != 5 {
+		t.Errorf("of five locks %d are counted", n)
+	}
+}
+
+// A count that is stopped after each descriptor comes to the same, and one of a
+// process that is not the sandbox's any more to nothing.
+func TestHoardLocksGoOn(t *testing.T) {
+	for n := range 20 {
+		f, err := os.Create(filepath.Join(t.TempDir(), "f"))
+		check(t, err)
+		defer f.Close()
+		lockRanges(t, f.Fd(), unix.F_SETLK, 0, n+1)
+	}
+	w := selfWalk()
+	var runs int
+	for done := false; !done; runs++ {
+		var err error
+		if done, err = w.run(always); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if w.sum != 210 || runs < 20 {
+		t.Errorf("of 210 locks %d are counted in %d runs", w.sum, runs)
+	}
+
+	asked := 0
+	w.begun, w.sum = false, 0
+	w.list = func() ([]int, error) {
+		if asked++; asked == 1 {
+			return []int{os.Getpid()}, nil
+		}
+		return []int{os.Getpid() + 1}, nil
+	}
+	if n := heldLocks(t, w); n != 0 || asked != 2 {
+		t.Errorf("of a process that is another's %d are counted, and %d times it was asked whose it is", n, asked)
+	}
+}
+
+// A sandbox with many descriptors does not keep the others waiting, a pass ends
+// in time, and the next goes on where it stopped, later where it took longer.
+func TestHoardLocksTakeTurns(t *testing.T) {
+	dir := t.TempDir()
+	for n := range 150 { // at 1 ms each they take more than a pass
+		f, err := os.Create(filepath.Join(dir, strconv.Itoa(n)))
+		check(t, err)
+		defer f.Close()
+	}
+	for n := range 10 {
+		f, err := os.Open(filepath.Join(dir, strconv.Itoa(n)))
+		check(t, err)
+		defer f.Close()
+		l := unix.Flock_t{Type: unix.F_RDLCK, Len: 1}
+		check(t, unix.FcntlFlock(f.Fd(), unix.F_SETLK, &l))
+	}
+	now := time.Unix(0, 0)
+	l := lockLook{log: slog.New(slog.DiscardHandler), now: func() time.Time {
+		now = now.Add(time.Millisecond)
+		return now
+	}}
+	ended := map[dsec.SandboxID]int{}
+	pass := 1
+	add := func(id dsec.SandboxID, limit int, list func() ([]int, error)) {
+		l.add(&lockTurn{id: id, walk: lockWalk{limit: limit, list: list}, end: func() { ended[id] = pass }})
+	}
+	self := selfWalk().list
+	add("hoards", 10, self)
+	add("hoards", 10, self) // its turn is still to come
+	add("does not", 11, self)
+	add("fails", 1, func() ([]int, error) { return nil, os.ErrNotExist })
+	add("is empty", 1, func() ([]int, error) { return nil, nil })
+	for ; len(l.turns) > 0; pass++ {
+		start := now
+		l.pass()
+		if took := now.Sub(start); took > lockPassTime*11/10 {
+			t.Errorf("pass %d took %v", pass, took)
+		}
+		if rest := l.rest.Sub(start); pass == 1 && (len(l.turns) != 2 || rest < 8*lockPassTime) {
+			t.Errorf("after the first pass there are %d, and a rest of %v", len(l.turns), rest)
+		}
+		before := now
+		l.pass() // too early
+		if len(l.turns) > 0 && now.Sub(before) > time.Millisecond {
+			t.Errorf("a pass just after pass %d took %v", pass, now.Sub(before))
+		}
+		now = l.rest
+	}
+	if ended["hoards"] < 2 || len(ended) != 1 {
+		t.Errorf("ended in passes: %v", ended)
 	}
 }
