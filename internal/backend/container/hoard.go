@@ -217,13 +217,26 @@ func netlinkBytes(path string, limit int64) (sum int64, err error) {
 	return sum, lines.Err()
 }
 
-// endFor ends the sandbox for a reason that its Exit tells.
+// hoardAgain is how soon a sandbox that hoards again is ended itself.
+const hoardAgain = time.Minute
+
+// endFor kills what runs in the sandbox, as for want of memory: what it kept is
+// free then, its commands were killed and may be scored as that, and the sandbox
+// goes on. One that soon hoards again is ended, for a reason that its Exit tells.
 func (i *instance) endFor(reason string) {
 	i.mu.Lock()
-	i.cause = reason
+	again := time.Since(i.hoarded) < hoardAgain
+	i.hoarded = time.Now()
+	if again {
+		i.cause = reason
+	}
 	group := i.sh.group
 	i.mu.Unlock()
-	if err := group.Kill(); err != nil {
-		i.b.log.Error("sandbox is not ended", "sandbox", i.id, "err", err)
+	kill := group.KillCommands
+	if again {
+		kill = group.Kill
+	}
+	if err := kill(); err != nil {
+		i.b.log.Error("what hoards is not killed", "sandbox", i.id, "sandbox_too", again, "err", err)
 	}
 }

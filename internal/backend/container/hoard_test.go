@@ -109,8 +109,8 @@ func locks(args []string) {
 
 var kept []*os.File
 
-// A sandbox that has the kernel keep much that no limit counts is ended, and
-// the one beside it is not.
+// What has the kernel keep much that no limit counts is killed, and its sandbox,
+// too, if that happens again soon; not the sandbox beside it.
 func TestHoardersAreEnded(t *testing.T) {
 	h := newHost(t, nil)
 	beside := h.create()
@@ -127,7 +127,21 @@ func TestHoardersAreEnded(t *testing.T) {
 			continue // there it is charged, and the memory's limit holds
 		}
 		s := h.create()
-		stream, err := s.client.Start(t.Context(), chronusapi.StartRequest{Command: chronusapi.Command{Argv: tt.argv, Env: []string{"PATH=/bin"}}, OpenStdin: true})
+		start := chronusapi.StartRequest{Command: chronusapi.Command{Argv: tt.argv, Env: []string{"PATH=/bin"}}, OpenStdin: true}
+		stream, err := s.client.Start(t.Context(), start)
+		check(t, err)
+		for ended := false; !ended; {
+			ev, err := stream.Next()
+			check(t, err)
+			if ended = ev.Kind == chronusapi.EventExited; ended && ev.Outcome.Signal != int(unix.SIGKILL) {
+				t.Errorf("%v ended with %+v", tt.argv, ev.Outcome)
+			}
+		}
+		_ = stream.Close()
+		if o := s.sh("echo here"); o.out != "here\n" {
+			t.Errorf("%v: its sandbox afterwards: %+v", tt.argv, o)
+		}
+		stream, err = s.client.Start(t.Context(), start)
 		check(t, err)
 		select {
 		case <-s.i.Done():

@@ -34,7 +34,8 @@ type instance struct {
 	cpus      []int
 	exit      backend.Exit
 	killed    bool
-	cause     string // why this process ended it, where nobody asked for that
+	cause     string    // why this process ended it, where nobody asked for that
+	hoarded   time.Time // when its commands were last killed for what they kept in the kernel
 	destroyed bool
 	abandoned bool
 }
