@@ -19,7 +19,7 @@ import (
 // are locked, 0.6 GiB; and on v1 what TCP buffers, 1.2 GiB, of which each socket
 // gets a little past the limit. Nothing bounds how many there are in a sandbox,
 // and a seccomp program cannot count. So memory is looked at: where the kernel's
-// own grew, it is looked for whoever hoards, and that sandbox is ended.
+// own grew, it is looked for whoever hoards, and what runs there is killed.
 
 const (
 	// hoardLimit is how many bytes a sandbox may have of each, past its limits.
