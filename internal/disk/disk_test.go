@@ -27,7 +27,14 @@ const (
 
 func open(t testing.TB, dir, driver string) *Store {
 	t.Helper()
-	s, err := Open(Options{Dir: dir, Driver: driver, ImageBytes: 256 << 20, Log: testutil.Logger(t)})
+	return openWith(t, Options{Dir: dir, Driver: driver, ImageBytes: 256 << 20})
+}
+
+// openWith skips where the kernel lacks what the driver needs.
+func openWith(t testing.TB, o Options) *Store {
+	t.Helper()
+	o.Log = testutil.Logger(t)
+	s, err := Open(o)
 	if err != nil && dsec.CodeOf(err) == dsec.CodeUnsupported {
 		t.Skip(err)
 	}

@@ -141,10 +141,7 @@ func TestImageGrows(t *testing.T) {
 	testutil.Ledger(t, filepath.Base(dir))
 	const most = 640 << 20
 	o := Options{Dir: dir, Driver: "btrfs", ImageBytes: minImage, MaxImageBytes: most, Log: testutil.Logger(t)}
-	s, err := Open(o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := openWith(t, o)
 	t.Cleanup(func() {
 		if err := s.Destroy(context.Background()); err != nil {
 			t.Error(err)
