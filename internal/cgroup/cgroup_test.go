@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -149,6 +150,39 @@ func TestCPUQuotaThrottles(t *testing.T) {
 		}
 		return err
 	})
+}
+
+func TestKillCommandsSparesChronus(t *testing.T) {
+	tree := openTree(t, 0)
+	g := create(t, tree, idA, small)
+	init := chronus(t, g, "sleep 1000")
+	commands := []*CommandGroup{command(t, g), command(t, g)}
+	for _, c := range commands {
+		start(t, in(c, exec.Command("/bin/sh", "-c", "setsid sleep 1000 & sleep 1000")))
+	}
+	if err := g.KillCommands(); err != nil {
+		t.Fatal(err)
+	}
+	testutil.WaitFor(t, 10*time.Second, "the commands' end", func() error {
+		if pids, err := g.CommandPIDs(); err != nil || slices.ContainsFunc(pids, func(pid int) bool { return pid != init.Process.Pid }) {
+			return fmt.Errorf("%v are left, %v", pids, err)
+		}
+		return nil
+	})
+	if err := init.Process.Signal(syscall.Signal(0)); err != nil {
+		t.Errorf("chronus: %v, want alive", err)
+	}
+	// A crash in the middle leaves a group frozen; whoever takes over thaws it.
+	frozen := g.name + g.commandDir() + "/0/cgroup.freeze"
+	if err := writeAt(tree.v2, frozen, "1"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tree.Attach(g.Name(), idA, -1, small); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := readInt(tree.v2, frozen); n != 0 || err != nil {
+		t.Errorf("frozen: %d, %v", n, err)
+	}
 }
 
 func TestKillGetsEveryDescendantOfOneCommandOrOfAll(t *testing.T) {

@@ -149,8 +149,10 @@ func (g *Group) write(sub, file, value string) error {
 }
 
 // commandDir is where the v2 directories of commands are, below the group's.
-func (g *Group) commandDir() string {
-	if g.tree.layout.Unified {
+func (g *Group) commandDir() string { return g.tree.layout.commandDir() }
+
+func (l Layout) commandDir() string {
+	if l.Unified {
 		return "/work"
 	}
 	return ""
@@ -292,7 +294,7 @@ func (g *Group) CommandPIDs() (pids []int, err error) {
 		return readPIDs(g.tree.v1["pids"], g.name)
 	}
 	for n := range g.CommandGroups() {
-		more, err := readPIDs(g.tree.v2, g.name+"/work/"+strconv.Itoa(n))
+		more, err := readPIDs(g.tree.v2, g.name+g.commandDir()+"/"+strconv.Itoa(n))
 		if err != nil {
 			return nil, err
 		}
@@ -303,15 +305,11 @@ func (g *Group) CommandPIDs() (pids []int, err error) {
 
 // KillCommands kills what runs in the command groups, and not chronus. They are
 // frozen meanwhile, so that nothing forks faster than it is killed; what got away
-// before they were is left.
+// before they were is left. Attach thaws what a crash in the middle left frozen.
 func (g *Group) KillCommands() error {
-	sub := ""
-	if g.tree.layout.Unified {
-		sub = "/work"
-	}
 	var errs []error
 	for n := range g.CommandGroups() {
-		dir := g.name + sub + "/" + strconv.Itoa(n)
+		dir := g.name + g.commandDir() + "/" + strconv.Itoa(n)
 		if err := writeAt(g.tree.v2, dir+"/cgroup.freeze", "1"); err != nil {
 			errs = append(errs, err)
 			continue

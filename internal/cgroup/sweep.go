@@ -66,6 +66,7 @@ func (t *Tree) Attach(name string, id dsec.SandboxID, owner int, limits dsec.Lim
 		if unix.Faccessat(at, dir, unix.F_OK, 0) != nil {
 			return g, nil
 		}
+		_ = writeAt(t.v2, dir+"/cgroup.freeze", "0") // see KillCommands; a half made one has no such file
 		g.commands++
 	}
 }
@@ -140,12 +141,8 @@ func (t *Tree) claimant(name string) dsec.SandboxID {
 // commands is a hint: how many there probably are.
 func (t *Tree) remove(ctx context.Context, name string, commands int) error {
 	_ = writeAt(t.v2, name+"/cgroup.kill", "1") // gone is fine; alive is seen below
-	sub := ""
-	if t.layout.Unified {
-		sub = "/work"
-	}
 	for n := range commands {
-		dir := name + sub + "/" + strconv.Itoa(n)
+		dir := name + t.layout.commandDir() + "/" + strconv.Itoa(n)
 		for _, at := range []int{t.v2, t.memory()} {
 			if at >= 0 {
 				if err := rmdir(ctx, at, dir); err != nil {

@@ -13,6 +13,8 @@ type grower interface {
 	// grow makes it larger where it has become full. It does nothing where it is
 	// not, is as large as it may be, or nothing is left to take.
 	grow() error
+	// commitSoon has what was removed become free.
+	commitSoon()
 }
 
 const (

@@ -7,6 +7,8 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -274,4 +276,47 @@ func TestStarvationIsKnownOverARestart(t *testing.T) {
 			t.Errorf("with room again: %+v", s.starved.spans)
 		}
 	})
+}
+
+// eager is a disk that is full until it grew, and tells what was asked of it.
+type eager struct {
+	driver
+	asked chan<- string
+	grown atomic.Bool
+}
+
+func (d *eager) space() (Space, error) {
+	if d.grown.Load() {
+		return Space{Size: 1 << 40, Free: 1 << 39}, nil
+	}
+	return Space{Size: 1 << 40}, nil
+}
+
+func (d *eager) grow() error { d.grown.Store(true); d.asked <- "grow"; return nil }
+func (d *eager) commitSoon() { d.asked <- "commit" }
+
+// A disk that was full until it grew is on record as that, and a full one is
+// asked to give back what was removed; one with room is not.
+func TestFullDiskIsOnRecordBeforeItGrows(t *testing.T) {
+	asked := make(chan string, 16)
+	d := &eager{asked: asked}
+	d.grown.Store(true)
+	s := &Store{opts: Options{Dir: t.TempDir()}, driver: d, log: testutil.Logger(t), stop: make(chan struct{})}
+	var err error
+	if s.starved, err = openStarvation(s); err != nil {
+		t.Fatal(err)
+	}
+	if what := <-asked; what != "grow" {
+		t.Errorf("%s of a disk with room", what)
+	}
+	before := time.Now()
+	d.grown.Store(false)
+	if what := []string{<-asked, <-asked}; !slices.Equal(what, []string{"grow", "commit"}) {
+		t.Errorf("%v of a full disk", what)
+	}
+	close(s.stop)
+	s.wg.Wait()
+	if !s.Starved(before, time.Now()) {
+		t.Errorf("not on record: %+v", s.starved.spans)
+	}
 }

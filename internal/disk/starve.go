@@ -15,7 +15,8 @@ import (
 // its own; so the Store remembers when the disk was full, for whoever judges what
 // ended in that time. The kernel tells of no such moment. So the Store looks
 // again before the disk can have become full since the last look: no node writes
-// more than maxRate.
+// more than maxRate, and the sandboxes' seccomp program refuses fallocate, which
+// takes blocks faster.
 const (
 	// starveBelow is the Free at which the disk counts as full: what is written
 	// between two looks at the shortest distance, and some.
@@ -90,18 +91,19 @@ func (v *starvation) run() {
 		full := v.space.Free < starveBelow
 		wait := v.safe(starveBelow)
 		v.mu.Unlock()
-		v.grow()
-		if d, ok := v.s.driver.(interface{ commitSoon() }); full && ok {
-			d.commitSoon() // what was removed is free only after it
+		if g, ok := v.s.driver.(grower); ok {
+			v.grow(g)
+			if full {
+				g.commitSoon()
+			}
 		}
 		timer.Reset(min(latest, max(soonest, wait)))
 	}
 }
 
 // grow makes the disk larger, where it can and is to become so.
-func (v *starvation) grow() {
-	g, ok := v.s.driver.(grower)
-	if !ok || time.Now().Before(v.again) {
+func (v *starvation) grow(g grower) {
+	if time.Now().Before(v.again) {
 		return
 	}
 	if err := g.grow(); err != nil {

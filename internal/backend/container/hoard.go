@@ -56,7 +56,7 @@ func (b *Backend) watchHoards(ctx context.Context) {
 		}
 		if low = min(low, now); now-low >= hoardGrowth {
 			instances := b.byMemory()
-			b.endHoards(instances)
+			b.killHoards(instances)
 			for _, i := range instances {
 				look.add(i.lockTurn())
 			}
@@ -118,20 +118,39 @@ func (b *Backend) byMemory() []*instance {
 	return slices.SortedFunc(maps.Keys(memory), func(x, y *instance) int { return cmp.Compare(memory[y], memory[x]) })
 }
 
-// endHoards ends each sandbox that has too much of what is counted at once,
-// which locks are not: those of one must not keep the others from this look.
-func (b *Backend) endHoards(instances []*instance) {
+// killHoards kills what runs in each sandbox that has too much of what is counted
+// at once, which locks are not: those of one must not keep the others from this look.
+func (b *Backend) killHoards(instances []*instance) {
 	for _, i := range instances {
 		if what := i.hoard(); what != "" {
-			i.endHoard(what)
+			i.killHoard(what)
 		}
 	}
 }
 
-// endHoard ends the sandbox for what it has too much of.
-func (i *instance) endHoard(what string) {
-	i.b.log.Warn("sandbox takes the host's memory", "sandbox", i.id, "what", what)
-	i.endFor(fmt.Sprintf("it took more than %d MiB of the host's memory for %s, which no limit of the sandbox counts", hoardLimit>>20, what))
+// hoardAgain is how soon a sandbox that hoards again is ended itself.
+const hoardAgain = time.Minute
+
+// killHoard kills what runs in the sandbox, as for want of memory: what it kept is
+// free then, its commands were killed and may be scored as that, and the sandbox
+// goes on. One that soon hoards again is ended, for a reason that its Exit tells.
+func (i *instance) killHoard(what string) {
+	i.mu.Lock()
+	again := time.Since(i.hoarded) < hoardAgain
+	i.hoarded = time.Now()
+	if again {
+		i.cause = fmt.Sprintf("it took more than %d MiB of the host's memory for %s, which no limit of the sandbox counts", hoardLimit>>20, what)
+	}
+	group := i.sh.group
+	i.mu.Unlock()
+	i.b.log.Warn("sandbox takes the host's memory", "sandbox", i.id, "what", what, "sandbox_ends", again)
+	kill := group.KillCommands
+	if again {
+		kill = group.Kill
+	}
+	if err := kill(); err != nil {
+		i.b.log.Error("what hoards is not killed", "sandbox", i.id, "err", err)
+	}
 }
 
 // shell is the instance's container, or nil where it has none.
@@ -167,7 +186,7 @@ func (i *instance) hoard() string {
 	return ""
 }
 
-// lockTurn counts the instance's locks and ends it for too many.
+// lockTurn counts the instance's locks and kills what runs there for too many.
 func (i *instance) lockTurn() *lockTurn {
 	return &lockTurn{
 		id: i.id,
@@ -178,7 +197,7 @@ func (i *instance) lockTurn() *lockTurn {
 			}
 			return sh.group.CommandPIDs()
 		}},
-		end: func() { i.endHoard("locks of files") },
+		end: func() { i.killHoard("locks of files") },
 	}
 }
 
@@ -215,28 +234,4 @@ func netlinkBytes(path string, limit int64) (sum int64, err error) {
 		sum += netlinkSize + rmem + wmem
 	}
 	return sum, lines.Err()
-}
-
-// hoardAgain is how soon a sandbox that hoards again is ended itself.
-const hoardAgain = time.Minute
-
-// endFor kills what runs in the sandbox, as for want of memory: what it kept is
-// free then, its commands were killed and may be scored as that, and the sandbox
-// goes on. One that soon hoards again is ended, for a reason that its Exit tells.
-func (i *instance) endFor(reason string) {
-	i.mu.Lock()
-	again := time.Since(i.hoarded) < hoardAgain
-	i.hoarded = time.Now()
-	if again {
-		i.cause = reason
-	}
-	group := i.sh.group
-	i.mu.Unlock()
-	kill := group.KillCommands
-	if again {
-		kill = group.Kill
-	}
-	if err := kill(); err != nil {
-		i.b.log.Error("what hoards is not killed", "sandbox", i.id, "sandbox_too", again, "err", err)
-	}
 }
