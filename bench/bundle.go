@@ -69,10 +69,7 @@ func confineSpec(spec *specs.Spec) error {
 	spec.Linux.Namespaces = append(spec.Linux.Namespaces, specs.LinuxNamespace{Type: specs.UserNamespace})
 	ids := []specs.LinuxIDMapping{{ContainerID: 0, HostID: 100_000, Size: 65_536}}
 	spec.Linux.UIDMappings, spec.Linux.GIDMappings = ids, ids
-	caps := []string{
-		"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL", "CAP_SETGID", "CAP_SETUID",
-		"CAP_NET_BIND_SERVICE", "CAP_SYS_CHROOT",
-	}
+	caps := confine.CapNames()
 	spec.Process.Capabilities = &specs.LinuxCapabilities{Bounding: caps, Effective: caps, Permitted: caps}
 	spec.Mounts = append(spec.Mounts,
 		specs.Mount{Destination: "/dev/pts", Type: "devpts", Source: "devpts", Options: []string{"nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620"}},

@@ -59,7 +59,8 @@ type Options struct {
 	Transport http.RoundTripper
 }
 
-// Client calls one server.
+// Client calls one server. While one that it has reached before refuses
+// connections, because it is being started again, calls wait for a minute.
 type Client struct {
 	url      string
 	attempts int

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from libdsec import DSecClient, DSecContainerRunArgs, DSecError, ExecResult, Sandbox
+from libdsec import DSecClient, DSecContainerRunArgs, DSecError, ExecResult, PlatformError, Sandbox
 
 import inputs
 from inputs import DemoError, Task
@@ -51,11 +51,14 @@ class Attempt:
     before: ExecResult | None = None
     after: ExecResult | None = None
     error: str = ""
+    platform_failed: bool = False
 
     @property
     def reward(self) -> int | None:
         """1 if the tests pass now, 0 if not; None if the platform failed, which must not be scored."""
-        return None if self.after is None else int(self.after.ok)
+        if self.platform_failed:
+            return None
+        return int(self.after is not None and self.after.ok)
 
     @property
     def as_expected(self) -> bool:
@@ -179,6 +182,7 @@ async def attempt(
             await solve(sandbox, a, fix, step)
     except DSecError as e:
         a.error = f"{type(e).__name__}: {e}"
+        a.platform_failed = isinstance(e, PlatformError) or not a.sandbox_id
 
 
 async def solve(sandbox: Sandbox, a: Attempt, fix: dict[str, bytes], step: Callable[[], None]) -> None:
@@ -240,9 +244,8 @@ async def demo() -> int:
     good = sum(a.as_expected for a in attempts)
     print(f"\n{good} of {len(attempts)} attempts failed before the fix and passed after it")
     print(f"{time.monotonic() - started:.0f} s in all")
-    print(
-        f"The server runs at {URL}; SIGTERM to the process of `dsec up` ends it, and leaves its sandboxes. Try next:\n"
-    )
+    print(f"The server runs at {URL}; SIGTERM to the process of `dsec up` ends it, and leaves its sandboxes.")
+    print("Try next:\n")
     print(f"  export DSEC_URL={URL} DSEC_KEY_FILE={KEY_FILE}")
     print(f"  bin/dsec sandbox create {inputs.BASE} {tasks[0].layer}")
     print("  bin/dsec shell ID                # a terminal inside it")

@@ -104,7 +104,7 @@ func selected(f *seccomp.Filter, includes bool) bool {
 			return false
 		}
 		for _, c := range f.Caps {
-			if !slices.Contains(capNames(), c) {
+			if !slices.Contains(CapNames(), c) {
 				return false
 			}
 		}
@@ -114,7 +114,7 @@ func selected(f *seccomp.Filter, includes bool) bool {
 		return false
 	}
 	for _, c := range f.Caps {
-		if slices.Contains(capNames(), c) {
+		if slices.Contains(CapNames(), c) {
 			return false
 		}
 	}

@@ -46,7 +46,6 @@ func Registry() *prometheus.Registry {
 // reason, which may name paths of the host, and the metrics, which hold no names
 // of sandboxes or projects, go to callers that allow admits.
 func WithStatus(h http.Handler, reg *prometheus.Registry, ready func() error, allow func(*http.Request) bool) http.Handler {
-	metrics := promhttp.HandlerFor(reg, promhttp.HandlerOpts{})
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, r *http.Request) {
 		if err := ready(); err != nil {
@@ -59,15 +58,20 @@ func WithStatus(h http.Handler, reg *prometheus.Registry, ready func() error, al
 		}
 		_, _ = io.WriteString(w, "ok\n")
 	})
-	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, r *http.Request) {
+	mux.Handle("GET /metrics", only(allow, promhttp.HandlerFor(reg, promhttp.HandlerOpts{})))
+	mux.Handle("/", h)
+	return mux
+}
+
+// only serves callers that allow admits.
+func only(allow func(*http.Request) bool, h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !allow(r) {
 			http.Error(w, "denied", http.StatusForbidden)
 			return
 		}
-		metrics.ServeHTTP(w, r)
+		h.ServeHTTP(w, r)
 	})
-	mux.Handle("/", h)
-	return mux
 }
 
 // WithProfiles adds the Go runtime's profiles, /debug/pprof/, to h, for callers
@@ -78,13 +82,7 @@ func WithProfiles(h http.Handler, allow func(*http.Request) bool) http.Handler {
 	profiles.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
 	profiles.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
 	mux := http.NewServeMux()
-	mux.HandleFunc("/debug/pprof/", func(w http.ResponseWriter, r *http.Request) {
-		if !allow(r) {
-			http.Error(w, "denied", http.StatusForbidden)
-			return
-		}
-		profiles.ServeHTTP(w, r)
-	})
+	mux.Handle("/debug/pprof/", only(allow, profiles))
 	mux.Handle("/", h)
 	return mux
 }
