@@ -5,13 +5,14 @@ import (
 	"errors"
 	"os"
 	"os/exec"
-	"runtime"
 	"syscall"
 	"testing"
 	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/opendsec/dsec/internal/hostos"
 )
 
 // The filters are tried where they will run, in a process of their own, which
@@ -186,11 +187,10 @@ func TestX32EndsTheProcess(t *testing.T) {
 // onThread runs f on a thread that ends with it, filters and all.
 func onThread(f func()) {
 	done := make(chan struct{})
-	go func() {
-		runtime.LockOSThread() // and never unlocked
+	hostos.OnThread(func() {
 		f()
 		close(done)
-	}()
+	})
 	<-done
 }
 

@@ -7,13 +7,14 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/opendsec/dsec/internal/hostos"
 )
 
 // descriptors counts this process's, by what they refer to. Sockets, pipes and
@@ -174,20 +175,10 @@ func (s scope) pinnedMounts(c count, path string, seen map[string]bool) error {
 	})
 }
 
-// onThread runs f on a thread of its own that ends with it, so that f may
-// change what belongs to a thread. It is never the main thread: that one
-// cannot end, and /proc/self would show what f did to it ever after.
+// onThread runs f on a thread of its own, and gives what f gives.
 func onThread(f func() error) error {
 	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // never unlocked, but on the main thread
-		if unix.Gettid() == os.Getpid() {
-			defer runtime.UnlockOSThread()
-			done <- onThread(f) // while this one occupies the main thread
-			return
-		}
-		done <- f()
-	}()
+	hostos.OnThread(func() { done <- f() })
 	return <-done
 }
 

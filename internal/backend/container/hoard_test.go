@@ -10,7 +10,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"strings"
 	"testing"
@@ -21,6 +20,7 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/chronusapi"
+	"github.com/opendsec/dsec/internal/hostos"
 )
 
 func init() { tries["netlinks"], tries["locks"], tries["tcps"] = netlinks, locks, tcps }
@@ -252,8 +252,7 @@ func TestHoardLocksOfThreads(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "f")
 	answer, end := make(chan error), make(chan bool)
 	for _, own := range []bool{true, false} {
-		go func() {
-			runtime.LockOSThread() // and never unlocked: the thread ends, and with it what it has open
+		hostos.OnThread(func() {
 			var err error
 			if own {
 				err = unix.CloseRange(1<<30, 1<<30, unix.CLOSE_RANGE_UNSHARE)
@@ -266,7 +265,7 @@ func TestHoardLocksOfThreads(t *testing.T) {
 			answer <- err
 			<-end
 			answer <- unix.Close(fd) // which unlocks
-		}()
+		})
 		check(t, <-answer)
 	}
 	defer func() {

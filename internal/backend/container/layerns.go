@@ -8,6 +8,8 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/opendsec/dsec/internal/hostos"
 )
 
 // layerNS is the mount namespace in which layers are mounted and roots are
@@ -48,7 +50,7 @@ func (l *layerNS) close() {
 func (l *layerNS) addThread(pin string, first bool) error {
 	made, pinned, ready := make(chan int), make(chan error), make(chan error)
 	l.done.Add(1)
-	onThread(func() {
+	hostos.OnThread(func() {
 		defer l.done.Done()
 		err := enter(pin)
 		if first && errors.Is(err, errNotPinned) {

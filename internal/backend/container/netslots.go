@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opendsec/dsec/internal/confine"
+	"github.com/opendsec/dsec/internal/hostos"
 )
 
 // netSlots holds network namespaces ready: each has a loopback interface that
@@ -74,7 +75,7 @@ type usedSlot struct {
 // newNetSlots makes slots ahead, in the background.
 func newNetSlots(n int, watch *confine.SocketWatch) *netSlots {
 	s := &netSlots{watch: watch, ready: make(chan readySlot, n), early: map[int]struct{}{}, lost: map[int]struct{}{}}
-	onThread(func() {
+	hostos.OnThread(func() {
 		m := &slotMaker{watch: watch}
 		for {
 			slot, err := s.next(m)

@@ -17,6 +17,7 @@ import (
 
 	"github.com/opendsec/dsec/internal/cgroup"
 	"github.com/opendsec/dsec/internal/confine"
+	"github.com/opendsec/dsec/internal/hostos"
 	"github.com/opendsec/dsec/internal/testutil"
 )
 
@@ -149,7 +150,7 @@ func waitFor(f func() bool) error {
 // onOwnThread waits for f on a thread of its own.
 func onOwnThread(f func() error) error {
 	ch := make(chan error, 1)
-	onThread(func() { ch <- f() })
+	hostos.OnThread(func() { ch <- f() })
 	return <-ch
 }
 

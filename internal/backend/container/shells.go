@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opendsec/dsec/internal/confine"
+	"github.com/opendsec/dsec/internal/hostos"
 )
 
 // shells starts containers: a fork, a list of system calls, an exec of
@@ -53,7 +54,7 @@ func openShells(h *helloRequest, conn *packetSocket, watch *confine.SocketWatch,
 	s := &shells{conn: conn, ended: make(chan error, forkers), slots: newNetSlots(h.NetSlots, watch), debug: h.Debug, commandNamespaces: h.CommandNamespaces}
 	first := make(chan int)
 	failed := make(chan error)
-	onThread(func() {
+	hostos.OnThread(func() {
 		ns, err := enterPlatform(platform)
 		if err != nil {
 			failed <- err
@@ -70,7 +71,7 @@ func openShells(h *helloRequest, conn *packetSocket, watch *confine.SocketWatch,
 	}
 	defer unix.Close(ns)
 	for range forkers - 1 {
-		onThread(func() {
+		hostos.OnThread(func() {
 			err := unix.Unshare(unix.CLONE_FS)
 			if err == nil {
 				err = unix.Setns(ns, unix.CLONE_NEWNS)

@@ -1,4 +1,4 @@
-package container
+package hostos
 
 import (
 	"runtime"
@@ -6,10 +6,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// onThread runs f on a thread that nothing else will use, before or after, so
-// that f may move it to other namespaces; it ends with f. It is never the main
-// thread, whose namespaces /proc/self shows for the whole process.
-func onThread(f func()) {
+// OnThread runs f on a thread that nothing else will use, before or after, so
+// that f may change what belongs to a thread; it ends with f. It is never the
+// main thread, which would not end and is what /proc/self shows of the process.
+func OnThread(f func()) {
 	go func() {
 		runtime.LockOSThread()
 		if unix.Gettid() != unix.Getpid() {
@@ -17,7 +17,7 @@ func onThread(f func()) {
 			return
 		}
 		taken := make(chan struct{})
-		onThread(func() {
+		OnThread(func() {
 			close(taken)
 			f()
 		})
