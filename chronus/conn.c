@@ -224,6 +224,8 @@ static void flush(struct conn *c) {
 			}
 			return;
 		}
+		if (n < 0 && (errno == EPIPE || errno == ECONNRESET))
+			break; // the client is gone; its last word may still be there to be read, see on_ready
 		if (n < 0) {
 			conn_close(c);
 			return;

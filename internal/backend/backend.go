@@ -7,8 +7,8 @@
 //
 // A backend's job ends at Dial. Commands, files and terminals go through
 // chronus and are the same on every kind. What differs between backends is
-// data, in Info, or an optional interface, found by assertion: Grouper and
-// DiskSharer here, later Pauser, Snapshotter, Resizer, Reclaimer and Displayer. A backend never
+// data, in Info, or an optional interface, found by assertion: Grouper, Caller
+// and DiskSharer here, later Pauser, Snapshotter, Resizer, Reclaimer and Displayer. A backend never
 // implements a method to say "not supported".
 //
 // A life, as the edge drives it:
@@ -33,6 +33,7 @@ import (
 	"time"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/chronusapi"
 )
 
 // Handle finds an instance again. It is small, and versioned by its backend.
@@ -111,6 +112,13 @@ type Grouper interface {
 	// AddGroup makes one group and hands it to chronus. Its error is exhausted
 	// at the limit.
 	AddGroup(ctx context.Context) error
+}
+
+// Caller is implemented by instances that have spoken to chronus while they
+// were made and can hand over the connection.
+type Caller interface {
+	// Client returns a client, which is the caller's to close, or nil where there is none (any more).
+	Client() *chronusapi.Client
 }
 
 // DiskSpace tells how full a disk is, in bytes.

@@ -26,7 +26,11 @@ import (
 // RoundTrip returns when the handler does. All other calls run beside the
 // caller, who reads what the handler has flushed. A handler that writes faster
 // than its caller reads waits for it. Trailers are not carried.
-type Local struct{ Handler http.Handler }
+type Local struct {
+	Handler http.Handler
+
+	workers workers
+}
 
 // RoundTrip implements http.RoundTripper.
 func (l *Local) RoundTrip(req *http.Request) (*http.Response, error) {
@@ -53,7 +57,7 @@ func (l *Local) RoundTrip(req *http.Request) (*http.Response, error) {
 	p := newPipe(cancel)
 	p.beforeWait = h1.WaitHook(req.Context())
 	unhook2 := context.AfterFunc(req.Context(), func() { p.fail(req.Context().Err()) })
-	go func() {
+	l.workers.run(func() {
 		w := &flowingAnswer{p: p, header: make(http.Header, 4)}
 		err := serve(l.Handler, w, r)
 		if err == nil {
@@ -64,7 +68,7 @@ func (l *Local) RoundTrip(req *http.Request) (*http.Response, error) {
 		unhook()
 		unhook2()
 		cancel()
-	}()
+	})
 	status, header, err := p.head()
 	if err == nil {
 		err = req.Context().Err()

@@ -24,7 +24,7 @@ func local(t *testing.T, h http.HandlerFunc) func(ctx context.Context, contentTy
 			t.Fatal(err)
 		}
 		req.Header.Set("Content-Type", contentType)
-		return (&Local{h}).RoundTrip(req)
+		return (&Local{Handler: h}).RoundTrip(req)
 	}
 }
 

@@ -276,6 +276,9 @@ func (e *Edge) publish(s *sandbox, inst backend.Instance) error {
 		return e.rollBack(s, inst, err)
 	}
 	s.active, s.cancel = e.clock(), nil
+	if c, ok := inst.(backend.Caller); ok {
+		s.client = c.Client()
+	}
 	s.mu.Unlock()
 	e.cfg.Crash("create.publish")
 	e.watch(s, inst)

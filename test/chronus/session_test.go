@@ -2,6 +2,9 @@ package chronus_test
 
 import (
 	"context"
+	"errors"
+	"io"
+	"net"
 	"os"
 	"os/exec"
 	"strings"
@@ -389,6 +392,38 @@ func TestACommandThatIsGivenUp(t *testing.T) {
 			f.talk(t, 0, preface, run("sleep 0.2; A=on")+last)
 			state("on")
 			f.command(t, s, "A=kept")
+		}
+	})
+}
+
+// The word counts although the client went away before chronus could tell it that
+// its command has begun.
+func TestACommandThatIsGivenUpAtOnce(t *testing.T) {
+	shells(t, func(t *testing.T, f *fixture, s string) {
+		for _, text := range []string{"sleep 1000", strings.Repeat("#", 100_000) + "\nsleep 1000"} {
+			if err := syscall.Kill(f.pid, syscall.SIGSTOP); err != nil {
+				t.Fatal(err)
+			}
+			nc, err := net.Dial("unix", f.socket)
+			if err == nil {
+				request := frame(callRunCommand, str(s), str(text), u32(0), u32(0), u32(0), u32(0))
+				_, err = io.WriteString(nc, preface+request+frame(frameAbort))
+				_ = nc.Close()
+			}
+			if err := errors.Join(err, syscall.Kill(f.pid, syscall.SIGCONT)); err != nil {
+				t.Fatal(err)
+			}
+			for range 5 { // rounds in which chronus takes what has come
+				if _, err := f.Info(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+			}
+			ctx, cancel := context.WithTimeoutCause(t.Context(), time.Minute, errors.New("the session is still busy"))
+			defer cancel()
+			run, err := f.RunCommand(ctx, chronusapi.SessionCommand{Session: s, Command: "echo on"})
+			if r := collect(t, run, err); r.stdout != "on\n" {
+				t.Errorf("a command of %d bytes is given up at once: the next says %+v", len(text), r)
+			}
 		}
 	})
 }

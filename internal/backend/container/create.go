@@ -250,7 +250,6 @@ func (b *Backend) setup(ctx context.Context, i *instance, root int, mounts []chr
 		return sh.explain(err)
 	}
 	sh.dropCommand()
-	_ = sh.client.Close() // the edge has its own
 	return nil
 }
 

@@ -96,6 +96,9 @@ func (i *instance) Dial(ctx context.Context) (net.Conn, error) {
 	return i.b.slots.dial(ctx, i.sh.slot)
 }
 
+// Client implements backend.Caller.
+func (i *instance) Client() *chronusapi.Client { return i.sh.takeClient() }
+
 // AddGroup implements backend.Grouper.
 func (i *instance) AddGroup(ctx context.Context) error {
 	c, err := i.sh.group.AddCommandGroup()

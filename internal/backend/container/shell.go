@@ -111,6 +111,16 @@ func (sh *shell) dial(b *Backend) func(context.Context) (net.Conn, error) {
 	return func(ctx context.Context) (net.Conn, error) { return b.slots.dial(ctx, sh.slot) }
 }
 
+// takeClient gives what spoke to chronus until now to the one who speaks to it
+// from here on.
+func (sh *shell) takeClient() *chronusapi.Client {
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	c := sh.client
+	sh.client = nil
+	return c
+}
+
 // untilDead cancels ctx when PID 1 ends, because its socket would otherwise be
 // waited for until the deadline. The caller calls what it returns.
 func (sh *shell) untilDead(ctx *context.Context) func() {
