@@ -7,11 +7,12 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"syscall"
 )
 
 // ProcKeep are the entries of /proc that programs inside see, beside those of
 // processes. Whatever else a kernel shows there, now or in a later version, is
-// covered.
+// covered, or can be opened by the host's root alone, who is nobody inside.
 var ProcKeep = []string{
 	"cgroups", "cpuinfo", "filesystems", "loadavg", "meminfo", "mounts", "net", "self", "stat",
 	"sys", "sysvipc", "thread-self", "uptime", "version",
@@ -77,10 +78,32 @@ func masksOf(fsys fs.FS, dir string, keep func(name string) bool) ([]Mask, error
 		if keep(e.Name()) {
 			continue
 		}
+		sealed, err := sealed(e)
+		if err != nil {
+			return nil, err
+		}
+		if sealed {
+			continue
+		}
 		if !e.IsDir() && !e.Type().IsRegular() {
 			return nil, fmt.Errorf("proc: %s is a %v, which nothing can be mounted over", path.Join(dir, e.Name()), e.Type())
 		}
 		masks = append(masks, Mask{Path: path.Join(dir, e.Name()), Dir: e.IsDir()})
 	}
 	return masks, nil
+}
+
+// sealed reports whether only its owner may open a file, and that is the host's
+// root: the kernel lets no capability of another user namespace count for a file
+// whose owner that namespace has no ID for. A cover costs each create 20 us.
+func sealed(e fs.DirEntry) (bool, error) {
+	if !e.Type().IsRegular() {
+		return false, nil
+	}
+	info, err := e.Info()
+	if err != nil {
+		return false, err
+	}
+	st, ok := info.Sys().(*syscall.Stat_t)
+	return ok && st.Uid == 0 && st.Gid == 0 && info.Mode().Perm()&0o077 == 0, nil
 }

@@ -23,8 +23,9 @@ type facts struct {
 	cpuinfo     []byte   // of the host
 	btime       int64    // of the host, in seconds since 1970
 
-	dir  int  // of the tmpfs
-	free bool // as of a layer
+	dir  int  // of the tmpfs, to make them in
+	seen int  // the same, by a mount that is read-only, as its copies are then
+	free bool // as of a layer: seen is copied from outside of the namespace
 
 	mu   sync.Mutex
 	made map[string]bool
@@ -43,7 +44,7 @@ func newFacts(ns *layerNS, mountPoints []string) (*facts, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := &facts{ns: ns, mountPoints: mountPoints, cpuinfo: cpuinfo, btime: btime, dir: -1, made: map[string]bool{}}
+	f := &facts{ns: ns, mountPoints: mountPoints, cpuinfo: cpuinfo, btime: btime, dir: -1, seen: -1, made: map[string]bool{}}
 	if err := f.open(); err != nil {
 		f.close()
 		return nil, fmt.Errorf("facts: %w", err)
@@ -57,27 +58,24 @@ func (f *facts) open() error {
 		return err
 	}
 	defer unix.Close(fd)
-	f.dir, f.free = detachedCopy(fd)
-	err = f.ns.do(func() error {
+	if f.dir, err = unix.Openat(fd, ".", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err != nil {
+		return err
+	}
+	if f.seen, f.free = detachedCopy(fd); f.free {
+		if err := setAttr(f.seen, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY}); err != nil {
+			return err
+		}
+	}
+	return f.ns.do(func() error {
 		// Those of the last run of the backend go; sandboxes have copies.
 		if err := unix.Unmount("/facts", unix.MNT_DETACH); err != nil && err != unix.EINVAL {
 			return err
 		}
 		return attach(fd, unix.AT_FDCWD, "/facts")
 	})
-	if err != nil {
-		return err
-	}
-	if f.free {
-		return nil
-	}
-	return f.ns.do(func() (err error) {
-		f.dir, err = unix.Open("/facts", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-		return err
-	})
 }
 
-func (f *facts) close() { closeAll([]int{f.dir}) }
+func (f *facts) close() { closeAll([]int{f.dir, f.seen}) }
 
 // mounts returns those of a sandbox that sees so many CPUs and so much memory.
 func (f *facts) mounts(cpus int, memory int64) ([]chronusapi.Mount, error) {
@@ -113,13 +111,13 @@ func (f *facts) mounts(cpus int, memory int64) ([]chronusapi.Mount, error) {
 		return nil, err
 	}
 	mounts := []chronusapi.Mount{{FD: -1, Path: "/sys"}, {FD: -1, Path: "/proc/cpuinfo"}, {FD: -1, Path: "/proc/meminfo"}, {FD: -1, Path: "/proc/stat"}}
-	do := f.ns.do
+	do, dir, attr := f.ns.do, f.dir, uint64(unix.MOUNT_ATTR_RDONLY)
 	if f.free {
-		do = here
+		do, dir, attr = here, f.seen, 0
 	}
 	return mounts, do(func() (err error) {
 		for i, name := range []string{sys, cpuinfo, meminfo, stat} {
-			if mounts[i].FD, err = cloneMount(f.dir, name, unix.MOUNT_ATTR_RDONLY); err != nil {
+			if mounts[i].FD, err = cloneMount(dir, name, attr); err != nil {
 				return fmt.Errorf("facts: %s: %w", name, err)
 			}
 		}

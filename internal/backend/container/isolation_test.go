@@ -12,6 +12,7 @@ import (
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/backend"
 	"github.com/opendsec/dsec/internal/chronusapi"
+	"github.com/opendsec/dsec/internal/confine"
 )
 
 // inside runs insideMain in the sandbox and returns its lines.
@@ -114,7 +115,7 @@ func TestNoMounts(t *testing.T) {
 			t.Errorf("%s, want EPERM", line)
 		}
 	}
-	if o := s.sh("cat /proc/kallsyms /proc/keys /proc/kmsg | wc -c; ls /proc/acpi /proc/driver"); !strings.HasPrefix(o.out, "0\n") {
+	if o := s.sh("cat /proc/kallsyms /proc/keys /proc/kmsg 2>/dev/null | wc -c; ls /proc/acpi /proc/driver"); !strings.HasPrefix(o.out, "0\n") {
 		t.Errorf("masked files have %q", o.out)
 	}
 	control := onHost(t, "mounts")
@@ -235,6 +236,28 @@ func TestNothingTellsOfTheHost(t *testing.T) {
 }
 
 func (h *host) groupOf(s *sandbox) string { return s.i.(*instance).sh.group.Name() }
+
+// Of /proc, root inside can read what is kept and of processes, and no byte of
+// anything else, whether it is covered or the host's root's.
+func TestNothingElseOfProcIsRead(t *testing.T) {
+	h := newHost(t, nil)
+	s := h.create()
+	kept := strings.Join(confine.ProcKeep, "|")
+	o := s.sh(`cd /proc; n=0
+for f in *; do
+	case $f in [0-9]*|` + kept + `) continue;; esac
+	n=$((n+1))
+	if [ -d $f ]; then
+		[ -z "$(ls -A $f)" ] || echo "$f is not empty"
+	elif [ -n "$(head -c 1 $f 2>/dev/null | tr '\0' x)" ]; then
+		echo "$f can be read"
+	fi
+	[ ! -d $f ] && (: >> $f) 2>/dev/null && echo "$f can be opened for writing"
+done; [ $n -gt 20 ] && echo done`)
+	if o.out != "done\n" {
+		t.Errorf("have %q, %+v", o.out, o.Outcome)
+	}
+}
 
 // S45: the bytes of a shared image cannot be changed from inside.
 func TestLayerCannotBeAltered(t *testing.T) {
