@@ -242,7 +242,12 @@ bool conn_full(struct conn *c) {
 	return c->dead || c->blocked;
 }
 
+static void on_held(struct timer *t) { unsettle(container_of(t, struct conn, held)); }
+
+void conn_hold(struct conn *c, uint64_t ns) { timer_set(&c->held, now() + ns); }
+
 static void put_frame(struct conn *c, uint8_t type, const void *p, size_t n) {
+	timer_stop(&c->held);
 	put_u8(&c->out, type);
 	put_str(&c->out, p, n);
 }
@@ -256,6 +261,7 @@ void conn_put(struct conn *c, uint8_t type, const void *p, size_t n) {
 }
 
 void conn_put_data(struct conn *c, uint8_t type, const struct buf *head, const void *p, size_t n) {
+	timer_stop(&c->held);
 	put_u8(&c->out, type);
 	put_u32(&c->out, (uint32_t)(head->n + n));
 	buf_add(&c->out, head->p, head->n);
@@ -344,6 +350,7 @@ static void on_ready(struct watch *w, uint32_t events) {
 struct conn *conn_new(int fd) {
 	struct conn *c = xcalloc(sizeof *c);
 	c->w = (struct watch){.fd = fd, .ready = on_ready};
+	c->held.fire = on_held;
 	watch_conn(c);
 	return c;
 }
@@ -353,6 +360,7 @@ void conn_close(struct conn *c) {
 		return;
 	c->dead = true;
 	watch_close(&c->w);
+	timer_stop(&c->held);
 	if (c->wait != WAIT_NOTHING)
 		call_cancel(c);
 	unsettle(c);
@@ -369,7 +377,7 @@ static void conn_free(struct conn *c) {
 }
 
 static void settle(struct conn *c) {
-	if (!c->dead && !c->blocked)
+	if (!c->dead && !c->blocked && !c->held.at)
 		flush(c);
 	if (c->dead || busy(c) || !c->early)
 		return;

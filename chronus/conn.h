@@ -95,6 +95,7 @@ struct conn {
 	struct buf out;
 	size_t sent;
 	bool blocked; // the socket is full
+	struct timer held; // set: what is out waits for what follows it
 
 	// The call under way.
 	enum wait wait;
@@ -113,6 +114,8 @@ struct conn *conn_new(int fd);
 
 // conn_put adds a message to what is sent when the loop's round ends.
 void conn_put(struct conn *c, uint8_t type, const void *p, size_t n);
+// conn_hold has what was put wait for what follows it, for at most ns.
+void conn_hold(struct conn *c, uint64_t ns);
 // conn_put_data adds a message of head and data. Much data is sent at once and
 // not copied, as far as the socket takes it.
 void conn_put_data(struct conn *c, uint8_t type, const struct buf *head, const void *p, size_t n);

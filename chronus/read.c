@@ -1,5 +1,9 @@
 #include "process.h"
 
+// Most commands end at once. Their start is worth a message of its own, which
+// wakes every process up to the client, only where nothing follows it for so long.
+#define START_HOLD (2 * MILLISECOND)
+
 void put_started(struct buf *b, const struct process *p) {
 	put_u8(b, 1);
 	put_u64(b, p->id);
@@ -35,6 +39,7 @@ void process_follow(struct conn *c, struct process *p, uint64_t seq, bool primar
 	put_started(&b, p);
 	conn_put(c, FRAME_EVENT, b.p, b.n);
 	buf_free(&b);
+	conn_hold(c, START_HOLD);
 }
 
 void reader_remove(struct conn *c) {

@@ -338,6 +338,10 @@ func (c *Client) stream(ctx context.Context, typ uint8, payload []byte, lost dse
 	return s, nil
 }
 
+// Ready reports whether Next has something to return at once. It must not be
+// called at the same time as Next.
+func (s *Events) Ready() bool { return s.first != nil || s.err != nil || s.k.cn.ready() }
+
 // Next returns the next event. The error is io.EOF after the stream's end:
 // after EventExited, or after EventStarted of a detached start. Any other
 // error says nothing about the process.

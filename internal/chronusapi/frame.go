@@ -155,3 +155,12 @@ func (c *conn) flush() error {
 	}
 	return err
 }
+
+// ready reports whether a whole message of one frame is in memory.
+func (c *conn) ready() bool {
+	if c.r.Buffered() < headerLen {
+		return false
+	}
+	h, err := c.r.Peek(headerLen)
+	return err == nil && h[0] != frameMore && c.r.Buffered()-headerLen >= int(binary.BigEndian.Uint32(h[1:]))
+}

@@ -3,7 +3,6 @@ package edge
 import (
 	"context"
 	"io"
-	"time"
 
 	"connectrpc.com/connect"
 
@@ -92,18 +91,8 @@ func (c *call) runCommand(m *dsecv1.RunCommandRequest, out *sender) error {
 	}
 	var process uint64
 	for last := chronusapi.EventKind(0); ; {
-		switch last {
-		case chronusapi.EventStarted:
-			// Most commands of a session end at once: their start is worth
-			// an answer of its own only where they do not.
-			if !stream.Wait(shortCommand) {
-				out.flush()
-			}
-		case chronusapi.EventExited: // goes out with the end, which follows it
-		default:
-			if !stream.Wait(0) {
-				out.flush()
-			}
+		if last != chronusapi.EventExited && !stream.Ready() { // the exit goes out with the end, which follows it
+			out.flush()
 		}
 		e, err := stream.Next()
 		if err == io.EOF { // wrapped it would be a broken stream
@@ -125,10 +114,6 @@ func (c *call) runCommand(m *dsecv1.RunCommandRequest, out *sender) error {
 		last = e.Kind
 	}
 }
-
-// shortCommand is how long the start of a session's command waits for what
-// follows it.
-const shortCommand = time.Millisecond
 
 // InterruptCommand kills what a session's command has started.
 func (x sessionService) InterruptCommand(ctx context.Context, req *connect.Request[dsecv1.InterruptCommandRequest]) (*connect.Response[dsecv1.InterruptCommandResponse], error) {

@@ -246,7 +246,7 @@ func (s *sender) put(e *chronusapi.Event) error {
 // together at once, and the exit with the end of the stream, which follows it.
 func (ev *events) forward(out *sender) error {
 	for {
-		if !ev.exited && !ev.stream.Wait(0) {
+		if !ev.exited && !ev.stream.Ready() {
 			out.flush()
 		}
 		e, err := ev.Next()
