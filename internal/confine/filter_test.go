@@ -266,6 +266,9 @@ func TestPolicyHolds(t *testing.T) {
 	} {
 		rows[name] = row{sys(name), eperm}
 	}
+	for _, name := range []string{"io_setup", "io_destroy", "io_submit", "io_cancel", "io_getevents", "io_pgetevents"} {
+		rows[name] = row{sys(name), errno(unix.ENOSYS)}
+	}
 	for _, name := range []string{
 		"read", "execve", "fork", "vfork", "chroot", "kcmp", "process_vm_readv", "process_vm_writev", "ptrace", "seccomp",
 		"landlock_restrict_self", "pidfd_open", "pidfd_send_signal", "openat2", "memfd_create", "rseq", "prctl", "futex_waitv",
