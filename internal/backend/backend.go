@@ -95,7 +95,9 @@ type Instance interface {
 	// Exit tells how PID 1 ended; valid after Done.
 	Exit() Exit
 	// Destroy ends every process and frees every object. It returns nil only
-	// once nothing is left. Safe at any time, from any goroutine, repeatedly.
+	// once nothing is left, which on a busy host may take minutes, and an error
+	// once nothing goes on any more, or ctx ends. Safe at any time, from any
+	// goroutine, repeatedly.
 	Destroy(ctx context.Context) error
 }
 

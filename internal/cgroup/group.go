@@ -8,7 +8,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -268,18 +267,16 @@ func (g *Group) Kill() error {
 	return err
 }
 
-// removeTimeout bounds how long Remove waits for killed processes.
-const removeTimeout = 5 * time.Second
-
 // Remove kills what is left in the group and removes its directories. It
-// returns nil only once nothing is left, and may be called again.
+// returns nil only once nothing is left, and may be called again. It waits for
+// killed processes for as long as they go on ending, see Ending.
 func (g *Group) Remove(ctx context.Context) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.removed {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, removeTimeout)
+	ctx, cancel := g.Ending(ctx)
 	defer cancel()
 	if err := g.tree.remove(ctx, g.name, g.commands); err != nil {
 		return err

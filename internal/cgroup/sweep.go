@@ -83,7 +83,7 @@ func (t *Tree) Sweep(ctx context.Context, keep map[dsec.SandboxID]bool) error {
 		if id := t.claimant(name); keep[id] && id != "" || strings.HasPrefix(name, t.prefix) {
 			continue
 		}
-		ctx, cancel := context.WithTimeout(ctx, removeTimeout)
+		ctx, cancel := t.ending(ctx, name)
 		errs = append(errs, t.remove(ctx, name, 0))
 		cancel()
 	}

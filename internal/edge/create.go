@@ -288,7 +288,7 @@ func (e *Edge) publish(s *sandbox, inst backend.Instance) error {
 
 // rollBack destroys an instance that could not be journaled.
 func (e *Edge) rollBack(s *sandbox, inst backend.Instance, cause error) error {
-	ctx, cancel := e.background(destroyTimeout)
+	ctx, cancel := e.destroying()
 	defer cancel()
 	if err := inst.Destroy(ctx); err != nil {
 		e.log.Error("instance of a failed create is left for later", "sandbox", s.id, "err", err)

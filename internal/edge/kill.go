@@ -96,8 +96,23 @@ func (e *Edge) died(s *sandbox, inst backend.Instance) {
 	e.reap(s)
 }
 
-// destroyTimeout bounds one attempt to take a sandbox down.
-const destroyTimeout = 30 * time.Second
+// destroyTimeout bounds one attempt to take a sandbox down. A backend gives up by
+// itself where nothing goes on any more.
+const destroyTimeout = 10 * time.Minute
+
+// destroyGrace is how long an attempt under way goes on once the edge ends: the
+// next one takes it up.
+const destroyGrace = 30 * time.Second
+
+// destroying is a context for one attempt to take a sandbox down.
+func (e *Edge) destroying() (context.Context, context.CancelFunc) {
+	ctx, cancel := e.background(destroyTimeout)
+	stop := context.AfterFunc(e.closing, func() { time.AfterFunc(destroyGrace, cancel) })
+	return ctx, func() {
+		stop()
+		cancel()
+	}
+}
 
 // reap makes one attempt to free what s holds. One attempt at a time.
 func (e *Edge) reap(s *sandbox) {
@@ -112,7 +127,7 @@ func (e *Edge) reap(s *sandbox) {
 	s.mu.Unlock()
 
 	e.cfg.Crash("kill.destroy")
-	ctx, cancel := e.background(destroyTimeout)
+	ctx, cancel := e.destroying()
 	defer cancel()
 	err := e.destroy(ctx, s, inst, handle)
 	if err != nil {

@@ -102,6 +102,15 @@ func (config Config) withDefaults() Config {
 // deadline of its own.
 const stepTimeout = 30 * time.Second
 
+// errSlow is what a step ends with that took stepTimeout: not the end of a
+// deadline that its caller has set.
+var errSlow = &dsec.Error{Code: dsec.CodeUnavailable, Message: "the container was not ready after " + stepTimeout.String() + ", and was given up: the node is too busy, or hangs"}
+
+// stepContext is the context of one such step.
+func stepContext(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(ctx, stepTimeout, errSlow)
+}
+
 // Backend makes containers.
 type Backend struct {
 	config   Config

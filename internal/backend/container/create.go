@@ -225,7 +225,7 @@ func shmMount(memory int64, base uint32) (int, error) {
 
 // setup hands everything to chronus, which becomes the sandbox's PID 1.
 func (b *Backend) setup(ctx context.Context, i *instance, root int, mounts []chronusapi.Mount) error {
-	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
+	ctx, cancel := stepContext(ctx)
 	defer cancel()
 	sh := i.sh
 	defer sh.untilDead(&ctx)()

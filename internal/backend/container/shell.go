@@ -84,7 +84,7 @@ func (sh *shell) started(ctx context.Context) (err error) {
 	if sh.pending == nil {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
+	ctx, cancel := stepContext(ctx)
 	defer cancel()
 	sh.proc, sh.userns, err = sh.pending.wait(ctx)
 	if sh.pending.answered || ctx.Err() == nil { // else destroy waits for it
@@ -98,7 +98,7 @@ func (sh *shell) await(ctx context.Context) error {
 	if err := sh.started(ctx); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
+	ctx, cancel := stepContext(ctx)
 	defer cancel()
 	defer sh.untilDead(&ctx)()
 	if _, err := sh.client.Info(ctx); err != nil {
@@ -142,8 +142,6 @@ func (sh *shell) explain(err error) error {
 // destroy frees all that a shell is made of. It returns nil only once nothing
 // is left, and may be called again.
 func (sh *shell) destroy(ctx context.Context, b *Backend) error {
-	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
-	defer cancel()
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
 	if sh.gone {
@@ -174,8 +172,8 @@ func (sh *shell) destroy(ctx context.Context, b *Backend) error {
 		if err := sh.proc.kill(); err != nil {
 			return fmt.Errorf("kill: %w", err)
 		}
-		if err := sh.proc.wait(ctx); err != nil {
-			return &dsec.Error{Code: dsec.CodeUnavailable, Message: "a process of the sandbox cannot be killed", Err: err}
+		if err := sh.waitKilled(ctx); err != nil {
+			return err
 		}
 	}
 	b.crash("remove-group")
@@ -186,6 +184,24 @@ func (sh *shell) destroy(ctx context.Context, b *Backend) error {
 	}
 	sh.gone = true
 	return nil
+}
+
+// waitKilled waits for the end of a killed PID 1, which comes after that of all
+// other processes. The error tells whether time was short or nothing goes on.
+func (sh *shell) waitKilled(ctx context.Context) error {
+	cancel := func() {}
+	if sh.group != nil {
+		ctx, cancel = sh.group.Ending(ctx)
+	}
+	defer cancel()
+	err := sh.proc.wait(ctx)
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, cgroup.ErrStalled):
+		return &dsec.Error{Code: dsec.CodeUnavailable, Message: "a process of the sandbox cannot be killed", Err: err}
+	}
+	return &dsec.Error{Code: dsec.CodeUnavailable, Message: "the processes of the sandbox are killed and have not all ended yet", Err: err}
 }
 
 // dropCommand closes the descriptors of the first command group, which chronus
