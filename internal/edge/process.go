@@ -42,7 +42,7 @@ func (p processService) Exec(ctx context.Context, req *connect.Request[dsecv1.Ex
 		return nil, err
 	case err != nil:
 		if !c.keeps() {
-			ev.kill()
+			c.kill(ev.process)
 		}
 		return nil, c.failStarted(ev.process, err)
 	}
@@ -120,7 +120,7 @@ func (p processService) Start(ctx context.Context, req *connect.Request[dsecv1.S
 		return err
 	}
 	if err != nil && !m.Detach && !c.keeps() {
-		ev.kill()
+		c.kill(ev.process)
 	}
 	return c.failStarted(ev.process, err)
 }
@@ -152,7 +152,7 @@ func (p processService) Attach(ctx context.Context, req *connect.Request[dsecv1.
 		defer func() {
 			release()
 			if ctx.Err() != nil && !c.keeps() && (ev == nil || !ev.exited) {
-				(&events{c: c, process: req.Msg.ProcessId}).kill()
+				c.kill(req.Msg.ProcessId)
 			}
 		}()
 	}

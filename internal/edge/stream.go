@@ -140,25 +140,25 @@ func (ev *events) Close() {
 	ev.stop()
 }
 
-// kill ends everything that the command started, unless somebody else has come
-// for it meanwhile.
-func (ev *events) kill() {
-	if ev.process == 0 || !ev.c.s.cutOff(ev.process) {
+// kill ends everything that the command of a process started, unless somebody
+// else has come for it meanwhile. Process 0 is one that is not known.
+func (c *call) kill(process uint64) {
+	if process == 0 || !c.s.cutOff(process) {
 		return
 	}
 	select {
-	case <-ev.c.inst.Done():
+	case <-c.inst.Done():
 		return // and all its processes with it
 	default:
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ev.c.ctx), killTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.ctx), killTimeout)
 	defer cancel()
-	switch err := ev.c.client.Signal(ctx, ev.process, 9, true); {
+	switch err := c.client.Signal(ctx, process, 9, true); {
 	case err == nil:
 	case dsec.CodeOf(err) == dsec.CodeNotFound:
-		ev.c.s.spared(ev.process)
+		c.s.spared(process)
 	default:
-		ev.c.e.log.Warn("command of a client that went away is not killed", "sandbox", ev.c.s.id, "process", ev.process, "err", err)
+		c.e.log.Warn("command of a client that went away is not killed", "sandbox", c.s.id, "process", process, "err", err)
 	}
 }
 

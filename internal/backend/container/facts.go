@@ -1,7 +1,6 @@
 package container
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"strconv"
@@ -77,70 +76,83 @@ func (f *facts) open() error {
 
 func (f *facts) close() { closeAll([]int{f.dir, f.seen}) }
 
-// mounts returns those of a sandbox that sees so many CPUs and so much memory.
-func (f *facts) mounts(cpus int, memory int64) ([]chronusapi.Mount, error) {
+// fact is one file or directory, which is made where it is not there yet.
+type fact struct {
+	path string // inside
+	name string // in the tmpfs
+	make func(name string) error
+}
+
+// of lists the facts of a sandbox that sees so many CPUs and so much memory.
+func (f *facts) of(cpus int, memory int64) []fact {
 	const page = 4096
-	sys := "sys-" + strconv.Itoa(cpus)
-	cpuinfo := "cpuinfo-" + strconv.Itoa(cpus)
-	stat := "stat-" + strconv.Itoa(cpus)
-	meminfo := "meminfo-" + strconv.FormatInt(memory/page, 10)
+	file := func(text func() []byte) func(string) error {
+		return func(name string) error { return writeFile(f.dir, name, text(), 0o444) }
+	}
+	perCPUs, pages := "-"+strconv.Itoa(cpus), memory/page
+	return []fact{
+		{"/sys", "sys" + perCPUs, func(name string) error { return f.makeSys(name, cpus) }},
+		{"/proc/cpuinfo", "cpuinfo" + perCPUs, file(func() []byte { return confine.CPUInfo(f.cpuinfo, cpus) })},
+		{"/proc/stat", "stat" + perCPUs, file(func() []byte { return confine.ProcStat(f.btime, cpus) })},
+		{"/proc/meminfo", "meminfo-" + strconv.FormatInt(pages, 10), file(func() []byte { return confine.Meminfo(pages * page) })},
+	}
+}
+
+func (f *facts) makeSys(name string, cpus int) error {
+	if err := makeDir(f.dir, name); err != nil {
+		return err
+	}
+	files := confine.SysFiles(cpus)
+	for _, path := range f.mountPoints {
+		files = append(files, confine.File{Path: path, Dir: true})
+	}
+	return writeFiles(f.dir, name+"/", files)
+}
+
+// mounts returns those of a sandbox that sees so many CPUs and so much memory.
+// On error they are those that were made.
+func (f *facts) mounts(cpus int, memory int64) (mounts []chronusapi.Mount, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	err := errors.Join(
-		f.need(sys, func() error {
-			if err := makeDir(f.dir, sys); err != nil {
-				return err
-			}
-			files := confine.SysFiles(cpus)
-			for _, path := range f.mountPoints {
-				files = append(files, confine.File{Path: path, Dir: true})
-			}
-			return writeFiles(f.dir, sys+"/", files)
-		}),
-		f.need(cpuinfo, func() error {
-			return writeFile(f.dir, cpuinfo, confine.CPUInfo(f.cpuinfo, cpus), 0o444)
-		}),
-		f.need(stat, func() error {
-			return writeFile(f.dir, stat, confine.ProcStat(f.btime, cpus), 0o444)
-		}),
-		f.need(meminfo, func() error {
-			return writeFile(f.dir, meminfo, confine.Meminfo(memory/page*page), 0o444)
-		}),
-	)
-	if err != nil {
-		return nil, err
+	list := f.of(cpus, memory)
+	for len(f.made) > maxFacts-len(list) { // before any of these is there
+		f.forget()
 	}
-	mounts := []chronusapi.Mount{{FD: -1, Path: "/sys"}, {FD: -1, Path: "/proc/cpuinfo"}, {FD: -1, Path: "/proc/meminfo"}, {FD: -1, Path: "/proc/stat"}}
+	for _, fact := range list {
+		if err := f.need(fact); err != nil {
+			return nil, err
+		}
+	}
 	do, dir, attr := f.ns.do, f.dir, uint64(unix.MOUNT_ATTR_RDONLY)
 	if f.free {
 		do, dir, attr = here, f.seen, 0
 	}
-	return mounts, do(func() (err error) {
-		for i, name := range []string{sys, cpuinfo, meminfo, stat} {
-			if mounts[i].FD, err = cloneMount(dir, name, attr); err != nil {
-				return fmt.Errorf("facts: %s: %w", name, err)
+	err = do(func() error {
+		for _, fact := range list {
+			fd, err := cloneMount(dir, fact.name, attr)
+			if err != nil {
+				return fmt.Errorf("facts: %s: %w", fact.name, err)
 			}
+			mounts = append(mounts, chronusapi.Mount{FD: fd, Path: fact.path})
 		}
 		return nil
 	})
+	return mounts, err
 }
 
 // maxFacts bounds the files that differing limits make.
 const maxFacts = 4096
 
-// need makes a file or directory that is not there yet.
-func (f *facts) need(name string, make func() error) error {
-	if f.made[name] {
+// need makes a fact that is not there yet.
+func (f *facts) need(fact fact) error {
+	if f.made[fact.name] {
 		return nil
 	}
-	if len(f.made) >= maxFacts {
-		f.forget()
+	if err := fact.make(fact.name); err != nil {
+		_ = os.RemoveAll(procPath(f.dir) + "/" + fact.name)
+		return fmt.Errorf("facts: %s: %w", fact.name, err)
 	}
-	if err := make(); err != nil {
-		_ = os.RemoveAll(procPath(f.dir) + "/" + name)
-		return fmt.Errorf("facts: %s: %w", name, err)
-	}
-	f.made[name] = true
+	f.made[fact.name] = true
 	return nil
 }
 

@@ -143,11 +143,7 @@ func TestHoardersAreEnded(t *testing.T) {
 		}
 		stream, err = s.client.Start(t.Context(), start)
 		check(t, err)
-		select {
-		case <-s.i.Done():
-		case <-time.After(2 * time.Minute):
-			t.Fatalf("%v goes on", tt.argv)
-		}
+		<-s.i.Done() // how soon is the machine's matter: a test that never ends fails, too
 		_ = stream.Close()
 		if reason := s.i.Exit().Reason; !strings.Contains(reason, tt.reason) {
 			t.Errorf("%v: it ended for %q, want %q in it", tt.argv, reason, tt.reason)
