@@ -53,6 +53,14 @@ static _Noreturn void fail(const struct plan *p, const char *call) {
 	tell(p, TOLD_ERROR, &e);
 }
 
+// fail_filter is for a seccomp program that the kernel has no room for, which is
+// the host's matter.
+static _Noreturn void fail_filter(const struct plan *p) {
+	struct err e;
+	err_set(&e, UNAVAILABLE, "", "command not started: the kernel takes no seccomp program now: %s", errno_text(errno));
+	tell(p, TOLD_ERROR, &e);
+}
+
 // field is the name of a field of the request, which in a session's is not below "command.".
 static const char *field(const struct plan *p, const char *name) {
 	return p->session ? name + strlen("command.") : name;
@@ -319,7 +327,7 @@ void child_run(struct plan *p) {
 	struct search s = {.p = p, .env = environment(p, &a)};
 	s.path = get_env(s.env, "PATH");
 	if (limits.filter.len && syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER_, 0, &limits.filter) != 0)
-		fail(p, "seccomp");
+		fail_filter(p);
 	sigset_t none;
 	sigemptyset(&none);
 	sigprocmask(SIG_SETMASK, &none, NULL);

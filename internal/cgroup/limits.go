@@ -124,6 +124,14 @@ func (g *Group) Memory() (int64, error) {
 	return readInt(g.tree.v1["memory"], g.name+"/memory.usage_in_bytes")
 }
 
+// KernelMemory is how many bytes of Memory are the kernel's.
+func (g *Group) KernelMemory() (int64, error) {
+	if g.tree.layout.Unified {
+		return readKey(g.tree.v2, g.name+"/work/memory.stat", "kernel") // since Linux 5.18
+	}
+	return readInt(g.tree.v1["memory"], g.name+"/memory.kmem.usage_in_bytes")
+}
+
 // TCPExcess is how many bytes TCP buffers past the limit, which on v1 holds for
 // all but a little of each socket. On v2 they are part of the memory.
 func (g *Group) TCPExcess() (int64, error) {

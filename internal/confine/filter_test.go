@@ -198,6 +198,11 @@ func TestPolicyHolds(t *testing.T) {
 		"SO_REUSEADDR":             {sys("setsockopt", 3, unix.SOL_SOCKET, unix.SO_REUSEADDR), allow},
 		"26 of IPv6":               {sys("setsockopt", 3, unix.IPPROTO_IPV6, 26), allow},
 
+		"seccomp filter":            {sys("seccomp", 1, 0), allow},
+		"seccomp filter, TSYNC":     {sys("seccomp", 1, 1), allow},
+		"seccomp listener":          {sys("seccomp", 1, 8), errno(unix.EINVAL)},
+		"seccomp listener, TSYNC":   {sys("seccomp", 1, 0x19), errno(unix.EINVAL)},
+		"seccomp listener, bit 32":  {sys("seccomp", 1, 1<<32|8), errno(unix.EINVAL)},
 		"F_SETLK":                   {sys("fcntl", 3, unix.F_SETLK), allow},
 		"F_GETFL":                   {sys("fcntl", 3, unix.F_GETFL), allow},
 		"F_DUPFD_CLOEXEC":           {sys("fcntl", 3, unix.F_DUPFD_CLOEXEC), allow},

@@ -167,7 +167,12 @@ var special = map[string]func() []rule{
 	},
 	// msync comes to the file system below the overlay, which fsync does not.
 	// MS_ASYNC, which does nothing, still tells what is not mapped.
-	"msync":     func() []rule { return []rule{{[]cond{masked(2, unix.MS_SYNC, unix.MS_SYNC)}, errno(0)}, {do: allow}} },
+	"msync": func() []rule { return []rule{{[]cond{masked(2, unix.MS_SYNC, unix.MS_SYNC)}, errno(0)}, {do: allow}} },
+	// A listener keeps the programs of a process that has ended, and so a process
+	// would be no bound on how many there are. Kernels before 5.0 have none.
+	"seccomp": func() []rule {
+		return []rule{{[]cond{masked(1, unix.SECCOMP_FILTER_FLAG_NEW_LISTENER, unix.SECCOMP_FILTER_FLAG_NEW_LISTENER)}, errno(unix.EINVAL)}, {do: allow}}
+	},
 	"fcntl":     fcntlRules,
 	"fallocate": fallocateRules,
 	"socketpair": func() []rule {

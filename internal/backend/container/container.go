@@ -76,6 +76,8 @@ type Config struct {
 	// Debug lets chronus write to this process's stderr.
 	Debug  bool
 	Logger *slog.Logger
+
+	hoards hoardBounds // 0: from what the host has
 }
 
 func (config Config) withDefaults() Config {
@@ -91,6 +93,9 @@ func (config Config) withDefaults() Config {
 	config.NetSlots = min(config.NetSlots, maxNetSlots)
 	if config.Groups <= 0 {
 		config.Groups = 16
+	}
+	if config.hoards.growth <= 0 {
+		config.hoards.growth = hoardLimit
 	}
 	if len(config.Launcher) == 0 {
 		config.Launcher = []string{"/proc/self/exe", "launcher"}
@@ -154,6 +159,9 @@ func New(config Config) (_ *Backend, err error) {
 		}
 	}()
 	if b.boot, err = hostos.BootID(); err != nil {
+		return nil, err
+	}
+	if err := b.config.hoards.fill(); err != nil {
 		return nil, err
 	}
 	if err := os.MkdirAll(config.RunDir, 0o700); err != nil {

@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"log/slog"
 	"maps"
 	"os"
 	"slices"
@@ -24,21 +25,26 @@ import (
 const (
 	// hoardLimit is how many bytes a sandbox may have of each, past its limits.
 	hoardLimit = 64 << 20
-	// hoardGrowth is how much the kernel's memory grows between two looks. A
-	// sandbox takes 0.4 MiB of it by itself.
-	hoardGrowth = 64 << 20
-	hoardEvery  = time.Second
+	hoardEvery = time.Second
 
 	netlinkSize = 2 << 10 // of a socket without its queue
 	lockSize    = 200     // of one locked range
 )
 
+// hoardBounds are what the watch of hoards goes by.
+type hoardBounds struct {
+	// growth is how much the kernel's memory grows between two looks. A sandbox
+	// takes 0.4 MiB of it by itself.
+	growth int64
+	node   int64 // what all sandboxes may hold together; see hoardnode.go
+	code   int64 // how much machine code there may be on the host; see hoardcode.go
+}
+
 // watchHoards looks until ctx ends.
 func (b *Backend) watchHoards(ctx context.Context) {
 	tick := time.NewTicker(hoardEvery)
 	defer tick.Stop()
-	var low int64 // 0 looks once at the start
-	known := true
+	var memory, mapped growth
 	look := lockLook{now: time.Now, log: b.log}
 	for {
 		select {
@@ -46,24 +52,49 @@ func (b *Backend) watchHoards(ctx context.Context) {
 			return
 		case <-tick.C:
 		}
-		now, err := kernelMemory()
-		if err != nil && known {
-			b.log.Error("kernel memory is not known", "err", err)
-		}
-		known = err == nil
-		if !known {
-			now = low
-		}
-		if low = min(low, now); now-low >= hoardGrowth {
+		if memory.exceeds(b.config.hoards.growth, kernelMemory, b.log) {
 			instances := b.byMemory()
 			b.killHoards(instances)
 			for _, i := range instances {
 				look.add(i.lockTurn())
 			}
-			low = now
 		}
+		counting := len(look.turns) > 0
 		look.pass() // the locks that are not counted yet
+		if counting && len(look.turns) == 0 {
+			b.boundHoards() // now all is known that they hold
+		}
+		if mapped.exceeds(b.config.hoards.growth/2, mappedMemory, b.log) {
+			b.boundCode()
+		}
 	}
+}
+
+// A growth tells whether a figure has grown by so much since it last did, or was
+// lower. The first time it is as if it had.
+type growth struct {
+	low   int64
+	known bool // the figure could be read last time
+	begun bool
+}
+
+func (g *growth) exceeds(by int64, read func() (int64, error), log *slog.Logger) bool {
+	now, err := read()
+	if err != nil {
+		if g.known || !g.begun {
+			log.Error("the kernel's memory is not known", "err", err)
+		}
+		g.known, g.begun = false, true
+		return false
+	}
+	first := !g.known
+	g.known, g.begun = true, true
+	if first || now-g.low >= by {
+		g.low = now
+		return true
+	}
+	g.low = min(g.low, now)
+	return false
 }
 
 // kernelMemory is how many bytes the kernel has for itself and cannot give back,
@@ -123,9 +154,14 @@ func (b *Backend) byMemory() []*instance {
 func (b *Backend) killHoards(instances []*instance) {
 	for _, i := range instances {
 		if what := i.hoard(); what != "" {
-			i.killHoard(what)
+			i.killHoard(tooMuch(what))
 		}
 	}
+}
+
+// tooMuch is the reason for the end of a sandbox that is past a limit of its own.
+func tooMuch(what string) string {
+	return fmt.Sprintf("it took more than %d MiB of the host's memory for %s, which no limit of the sandbox counts", hoardLimit>>20, what)
 }
 
 // hoardAgain is how soon a sandbox that hoards again is ended itself.
@@ -133,17 +169,18 @@ const hoardAgain = time.Minute
 
 // killHoard kills what runs in the sandbox, as for want of memory: what it kept is
 // free then, its commands were killed and may be scored as that, and the sandbox
-// goes on. One that soon hoards again is ended, for a reason that its Exit tells.
-func (i *instance) killHoard(what string) {
+// goes on. One that soon hoards again is ended, for the reason, which its Exit tells.
+func (i *instance) killHoard(reason string) {
 	i.mu.Lock()
 	again := time.Since(i.hoarded) < hoardAgain
 	i.hoarded = time.Now()
 	if again {
-		i.cause = fmt.Sprintf("it took more than %d MiB of the host's memory for %s, which no limit of the sandbox counts", hoardLimit>>20, what)
+		i.cause = reason
 	}
+	i.hoards = hoards{}
 	group := i.sh.group
 	i.mu.Unlock()
-	i.b.log.Warn("sandbox takes the host's memory", "sandbox", i.id, "what", what, "sandbox_ends", again)
+	i.b.log.Warn("sandbox takes the host's memory", "sandbox", i.id, "reason", reason, "sandbox_ends", again)
 	kill := group.KillCommands
 	if again {
 		kill = group.Kill
@@ -163,24 +200,31 @@ func (i *instance) shell() *shell {
 	return i.sh
 }
 
-// hoard tells what the instance has too much of, but for locks, or nothing.
-func (i *instance) hoard() string {
+// hoard notes what the instance has, but for locks, and tells what of it is too
+// much, or nothing.
+func (i *instance) hoard() (what string) {
 	sh := i.shell()
 	if sh == nil {
 		return ""
 	}
 	// The namespace is that of PID 1 even where the number is used again: then it
 	// is another sandbox's, or the host's, which has no such queues.
-	n, err := netlinkBytes(fmt.Sprintf("/proc/%d/net/netlink", sh.proc.pid), hoardLimit)
+	sockets, err := netlinkBytes(fmt.Sprintf("/proc/%d/net/netlink", sh.proc.pid), hoardLimit)
 	if err != nil {
 		i.b.log.Debug("netlink sockets are not known", "sandbox", i.id, "err", err)
-	} else if n >= hoardLimit && i.running() {
-		return "netlink sockets"
 	}
-	n, err = sh.group.TCPExcess()
+	tcp, err := sh.group.TCPExcess()
 	if err != nil {
 		i.b.log.Debug("buffers of TCP are not known", "sandbox", i.id, "err", err)
-	} else if n >= hoardLimit {
+	}
+	if !i.running() {
+		sockets = 0 // whose they are is not known
+	}
+	i.note(func(h *hoards) { h.sockets, h.tcp = sockets, tcp })
+	switch {
+	case sockets >= hoardLimit:
+		return "netlink sockets"
+	case tcp >= hoardLimit:
 		return "buffers of TCP"
 	}
 	return ""
@@ -188,16 +232,23 @@ func (i *instance) hoard() string {
 
 // lockTurn counts the instance's locks and kills what runs there for too many.
 func (i *instance) lockTurn() *lockTurn {
+	const limit = hoardLimit / lockSize
 	return &lockTurn{
 		id: i.id,
-		walk: lockWalk{limit: hoardLimit / lockSize, list: func() ([]int, error) {
+		walk: lockWalk{limit: limit, list: func() ([]int, error) {
 			sh := i.shell()
 			if sh == nil || !i.running() {
 				return nil, nil
 			}
 			return sh.group.CommandPIDs()
 		}},
-		end: func() { i.killHoard("locks of files") },
+		counted: func(n int) {
+			if n >= limit {
+				i.killHoard(tooMuch("locks of files"))
+				return
+			}
+			i.note(func(h *hoards) { h.locks = int64(n) * lockSize })
+		},
 	}
 }
 

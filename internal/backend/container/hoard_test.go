@@ -58,14 +58,19 @@ func tcps([]string) {
 var keptConns []net.Conn
 
 // netlinks asks the kernel questions through one socket after the other, and
-// reads no answer.
-func netlinks([]string) {
+// reads no answer, until so many MiB wait there.
+func netlinks(args []string) {
+	most := int64(1) << 40
+	if len(args) > 0 {
+		n, _ := strconv.ParseInt(args[0], 10, 64)
+		most = n << 20
+	}
 	var q [32]byte // struct nlmsghdr, struct ifinfomsg
 	binary.NativeEndian.PutUint32(q[0:], uint32(len(q)))
 	binary.NativeEndian.PutUint16(q[4:], unix.RTM_GETLINK)
 	binary.NativeEndian.PutUint16(q[6:], unix.NLM_F_REQUEST)
 	binary.NativeEndian.PutUint32(q[20:], 1) // loopback
-	for {
+	for waiting := int64(0); waiting < most; {
 		s, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_ROUTE)
 		if err != nil {
 			say("socket", err)
@@ -76,10 +81,12 @@ func netlinks([]string) {
 			l := uint32(4 * len(info))
 			_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(s), unix.SOL_SOCKET, unix.SO_MEMINFO, uintptr(unsafe.Pointer(&info)), uintptr(unsafe.Pointer(&l)), 0)
 			if errno != 0 || info[0] > info[1]/2 {
+				waiting += int64(info[0])
 				break
 			}
 		}
 	}
+	fmt.Println("ready")
 	_, _ = os.Stdin.Read(make([]byte, 1))
 }
 
@@ -369,7 +376,11 @@ func TestHoardLocksTakeTurns(t *testing.T) {
 	ended := map[dsec.SandboxID]int{}
 	pass := 1
 	add := func(id dsec.SandboxID, limit int, list func() ([]int, error)) {
-		l.add(&lockTurn{id: id, walk: lockWalk{limit: limit, list: list}, end: func() { ended[id] = pass }})
+		l.add(&lockTurn{id: id, walk: lockWalk{limit: limit, list: list}, counted: func(n int) {
+			if n >= limit {
+				ended[id] = pass
+			}
+		}})
 	}
 	self := selfWalk().list
 	add("hoards", 10, self)

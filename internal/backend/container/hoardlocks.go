@@ -41,9 +41,9 @@ type lockLook struct {
 
 // A lockTurn is one sandbox of a look.
 type lockTurn struct {
-	id   dsec.SandboxID
-	walk lockWalk
-	end  func() // where there are too many
+	id      dsec.SandboxID
+	walk    lockWalk
+	counted func(locks int) // of the walk, which stops at its limit
 }
 
 // add has a sandbox counted, unless it is about to be.
@@ -69,8 +69,8 @@ func (l *lockLook) pass() {
 			l.log.Debug("locks of files are not known", "sandbox", t.id, "err", err)
 		case !done:
 			l.turns = append(l.turns, t)
-		case t.walk.sum >= t.walk.limit:
-			t.end()
+		default:
+			t.counted(t.walk.sum)
 		}
 	}
 	l.rest = start.Add(l.now().Sub(start) * lockRest)

@@ -36,6 +36,7 @@ type instance struct {
 	killed    bool
 	cause     string    // why this process ended it, where nobody asked for that
 	hoarded   time.Time // when its commands were last killed for what they kept in the kernel
+	hoards    hoards    // what they kept there when that was last looked at
 	destroyed bool
 	abandoned bool
 }
