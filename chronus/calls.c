@@ -1,6 +1,5 @@
 #include "calls.h"
 
-#include "files.h"
 #include "process.h"
 #include "pty.h"
 #include "session.h"
@@ -222,15 +221,6 @@ static void info_call(struct conn *c, struct dec *d) {
 	conn_answer(c, &b);
 }
 
-static bool is_file_call(uint8_t call) { return call >= CALL_STAT && call <= CALL_UPLOAD; }
-
-// refuse_file_call answers a call that the process for files does not get. What
-// a client sends until it sees that is skipped.
-static void refuse_file_call(struct conn *c, uint8_t call, const struct err *e) {
-	c->discard = call == CALL_WRITE || call == CALL_UPLOAD;
-	conn_refuse(c, e);
-}
-
 void call_serve(struct conn *c, uint8_t call, struct dec *d) {
 	struct err e;
 	bool rights = call == CALL_SETUP || call == CALL_ADD_GROUP;
@@ -240,12 +230,7 @@ void call_serve(struct conn *c, uint8_t call, struct dec *d) {
 	}
 	if (!sandbox_ready && call != CALL_INFO && !rights) {
 		err_set(&e, CONFLICT, "", "this sandbox has not been set up yet");
-		refuse_file_call(c, call, &e);
-		return;
-	}
-	if (is_file_call(call)) { // one that conn_no_files let through
-		err_set(&e, UNAVAILABLE, "", "the process for files cannot be started");
-		refuse_file_call(c, call, &e);
+		conn_refuse(c, &e);
 		return;
 	}
 	switch (call) {
@@ -263,6 +248,7 @@ void call_serve(struct conn *c, uint8_t call, struct dec *d) {
 	case CALL_INTERRUPT: session_call(c, d, session_interrupt); return;
 	case CALL_SETUP: setup_call(c, d); return;
 	case CALL_ADD_GROUP: add_group_call(c, d); return;
+	default: conn_close(c); // a call for files, which come another way
 	}
 }
 
@@ -272,7 +258,7 @@ void call_writable(struct conn *c) {
 }
 
 bool call_survives(struct conn *c) {
-	return c->wait == WAIT_NOTHING || c->wait == WAIT_FILES || (c->wait == WAIT_EXEC && (c->p->detached || c->p->orphan));
+	return c->wait == WAIT_NOTHING || (c->wait == WAIT_EXEC && (c->p->detached || c->p->orphan));
 }
 
 static void unlink_waiter(struct conn **list, const struct conn *c) {
@@ -318,6 +304,5 @@ void call_cancel(struct conn *c) {
 	case WAIT_INPUT: input_cancel(c); return;
 	case WAIT_TURN: session_cancel(c); return;
 	case WAIT_END: unlink_waiter(&c->p->waiters, c); return;
-	case WAIT_FILES: files_cancel(c); return;
 	}
 }

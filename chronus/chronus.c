@@ -1,7 +1,6 @@
 #include "chronus.h"
 
 #include "child.h"
-#include "files.h"
 #include "process.h"
 #include "pty.h"
 #include "reaper.h"
@@ -25,8 +24,6 @@ void chronus_init(void) {
 		_exit(1);
 	umask(0);
 	as_root = geteuid() == 0;
-	const char *files = getenv("CHRONUS_FILES"); // tests; PID 1 has no environment
-	files_init(files ? files : "/chronus-files");
 }
 
 void chronus_round(uint64_t max) {

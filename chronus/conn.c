@@ -61,17 +61,6 @@ static void message_done(struct conn *c) {
 	c->in_payload = false;
 	if (type == FRAME_MORE)
 		return;
-	if (c->discard) {
-		bool end = type == FRAME_END || type == FRAME_ABORT;
-		c->msg.n = 0;
-		if (end && n == 0) {
-			c->discard = false;
-			buf_free(&c->msg);
-		} else if (type != FRAME_DATA || n == 0 || n > MAX_CHUNK) {
-			conn_close(c);
-		}
-		return;
-	}
 	if (!c->msg.p && !message_grow(c, 0)) {
 		conn_close(c);
 		return;
@@ -91,9 +80,7 @@ static void begin_payload(struct conn *c, uint32_t len) {
 		conn_close(c);
 }
 
-// header_done looks at a whole header. After it come n bytes at p, of which all
-// are taken where the connection goes elsewhere.
-static void header_done(struct conn *c, const uint8_t *p, size_t n) {
+static void header_done(struct conn *c) {
 	uint8_t type = c->head[0];
 	struct dec d = {.p = c->head + 1, .n = 4};
 	uint32_t len = get_u32(&d);
@@ -107,21 +94,7 @@ static void header_done(struct conn *c, const uint8_t *p, size_t n) {
 		conn_close(c);
 		return;
 	}
-	if (type >= CALL_STAT && type <= CALL_UPLOAD && c->msg.n == 0 && !c->discard && c->fds_len == 0) {
-		flush(c); // answers of calls before: from then on another writes
-		if (c->blocked)
-			conn_close(c); // a client that reads no answers and goes on asking
-		if (c->dead || call_to_files(c, p, n))
-			return;
-	}
 	begin_payload(c, len);
-}
-
-void conn_no_files(struct conn *c) {
-	struct dec d = {.p = c->head + 1, .n = 4};
-	c->wait = WAIT_NOTHING;
-	unsettle(c);
-	begin_payload(c, get_u32(&d));
 }
 
 static void preface_done(struct conn *c) {
@@ -147,7 +120,7 @@ static size_t take_head(struct conn *c, const uint8_t *p, size_t n) {
 	if (!c->greeted)
 		preface_done(c);
 	else
-		header_done(c, p + k, n - k);
+		header_done(c);
 	return k;
 }
 

@@ -19,10 +19,8 @@ enum {
 	CALL_RUN_COMMAND,
 	CALL_SESSIONS,
 	CALL_CLOSE_SESSION,
-	CALL_STAT, // first of the file calls
-	CALL_WRITE = CALL_STAT + 6,
-	CALL_UPLOAD = CALL_STAT + 8, // last of them
-	CALL_SETUP,
+	// Then those that chronus-files serves.
+	CALL_SETUP = CALL_CLOSE_SESSION + 10,
 	CALL_ADD_GROUP,
 	CALL_INTERRUPT,
 
@@ -46,7 +44,6 @@ enum wait {
 	WAIT_INPUT,   // a process that reads its input
 	WAIT_TURN,    // the command of its session before
 	WAIT_END,     // the end of a session's shell
-	WAIT_FILES,   // the process that serves file calls
 };
 
 struct process;
@@ -76,7 +73,6 @@ struct conn {
 	struct watch w;
 	struct conn *next_unsettled, *next; // next: among those that wait for the same
 	bool dead, unsettled;
-	bool discard; // the data of a refused write is skipped
 
 	// What comes in.
 	uint8_t head[HEADER_LEN]; // of the frame, or the preface
@@ -145,11 +141,5 @@ void call_abort(struct conn *c);
 // call_survives tells whether the call under way goes on although its client
 // will send no more.
 bool call_survives(struct conn *c);
-// call_to_files tells whether a file call, of which the header is there, goes
-// to the process that serves them. Then the connection has been handed over
-// with the n bytes at p that were read after the header, or waits for that;
-// conn_no_files gives up waiting, and has the call served here.
-bool call_to_files(struct conn *c, const uint8_t *p, size_t n);
-void conn_no_files(struct conn *c);
 
 #endif

@@ -1,207 +1,110 @@
 #define _GNU_SOURCE
 #include "files.h"
 
-#include "calls.h"
-#include "child.h"
-#include "group.h"
-#include "process.h"
+#include "err.h"
+#include "setup.h"
+#include "sys.h"
+#include "util.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <sched.h>
 #include <signal.h>
-#include <stdlib.h>
+#include <stdio.h>
 #include <string.h>
-#include <sys/socket.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
-// The process is started when a call for files comes, and ends by itself when
-// it has nothing to do. Each connection with such a call is handed to it over a
-// socket, with what has been read of it, and is its own from then on.
+// The way of chronus-files into a sandbox. A launcher starts it in a PID
+// namespace of its own beside the sandbox's, so that no process of the sandbox
+// has a number for it: none can signal it, trace it, or change its limits,
+// priority or affinity, whatever its user. In all other namespaces it is inside.
+//
+// That is done here, and neither by the launcher nor by the Go program: what it
+// joins limits a single thread with memory of its own.
 
-static int program = -1;
-static int pid;             // 0: it does not run
-static struct watch socket_; // our end; fd -1: none
-static struct watch exec_;   // tells how its exec went; -1: it did
-static struct conn *waiters;
-static int failures; // in a row, of processes that ended at once
+#define CONTROL_FD 3 // stays
+#define PID1_FD 4    // a pidfd of the sandbox's PID 1
+#define PROGRAM_FD 5 // chronus-files
+#define FILTER_FD 6  // its seccomp program
+#define JOIN_FD 7    // the first of the v1 tasks files to join
 
-#define MAX_FAILURES 3
+#define MAX_JOINS 8
 
-static void on_socket(struct watch *w, uint32_t events);
-static void on_exec(struct watch *w, uint32_t events);
-static bool start(void);
-static void restart(void);
-
-void files_init(const char *path) {
-	program = open(path, O_PATH | O_CLOEXEC);
-	socket_.fd = exec_.fd = -1;
-	socket_.ready = on_socket;
-	exec_.ready = on_exec;
-}
-
-// hand_over sends a connection with n bytes of it. False, with errno: it did not go.
-static bool hand_over(struct conn *c, const uint8_t *p, size_t n) {
-	_Alignas(struct cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {0};
-	struct iovec v[2] = {{c->head, HEADER_LEN}, {(void *)(uintptr_t)p, n}};
-	struct msghdr m = {.msg_iov = v, .msg_iovlen = 2, .msg_control = control, .msg_controllen = sizeof control};
-	struct cmsghdr *h = CMSG_FIRSTHDR(&m);
-	h->cmsg_level = SOL_SOCKET;
-	h->cmsg_type = SCM_RIGHTS;
-	h->cmsg_len = CMSG_LEN(sizeof(int));
-	memcpy(CMSG_DATA(h), &c->w.fd, sizeof(int));
-	if (sendmsg(socket_.fd, &m, MSG_DONTWAIT | MSG_NOSIGNAL) < 0)
-		return false;
-	failures = 0;
-	c->wait = WAIT_NOTHING;
-	conn_close(c);
-	return true;
-}
-
-static void gone(void) {
-	watch_close(&exec_);
-	watch_close(&socket_);
-	pid = 0; // it is waited for whenever it ends
-}
-
-bool call_to_files(struct conn *c, const uint8_t *p, size_t n) {
-	if (!sandbox_ready)
-		return false;
-	if (socket_.fd >= 0 && exec_.fd < 0 && !waiters) {
-		if (hand_over(c, p, n))
-			return true;
-		if (errno != EAGAIN && errno != ENOBUFS && errno != ETOOMANYREFS)
-			gone();
-	}
-	if (socket_.fd < 0 && !start())
-		return false;
-	struct conn **end = &waiters;
-	while (*end)
-		end = &(*end)->next;
-	*end = c;
-	c->next = NULL;
-	c->wait = WAIT_FILES; // what was read stays with the connection
-	if (exec_.fd < 0)
-		watch_set(&socket_, EPOLLIN | EPOLLOUT);
-	return true;
-}
-
-void files_cancel(struct conn *c) {
-	for (struct conn **at = &waiters; *at; at = &(*at)->next)
-		if (*at == c) {
-			*at = c->next;
-			return;
-		}
-}
-
-// hand_over_waiters hands over what waits, as far as the socket takes it.
-static void hand_over_waiters(void) {
-	while (waiters) {
-		struct conn *c = waiters;
-		if (hand_over(c, c->rest, c->rest ? c->rest_len : 0)) {
-			waiters = c->next;
-			continue;
-		}
-		if (errno == EAGAIN || errno == ENOBUFS || errno == ETOOMANYREFS)
-			break;
-		restart();
-		return;
-	}
-	watch_set(&socket_, EPOLLIN | (waiters ? EPOLLOUT : 0));
-}
-
-// give_up has the calls that wait refused.
-static void give_up(void) {
-	gone();
-	failures = 0;
-	while (waiters) {
-		struct conn *c = waiters;
-		waiters = c->next;
-		conn_no_files(c);
-	}
-}
-
-// restart is for a process that went away, and starts another for calls that wait.
-static void restart(void) {
-	gone();
-	if (waiters && (++failures == MAX_FAILURES || !start()))
-		give_up();
-}
-
-static void on_socket(struct watch *w, uint32_t events) {
-	(void)w;
-	if (exec_.fd >= 0)
-		on_exec(&exec_, events); // that comes first
-	else if (events & ~(uint32_t)EPOLLOUT) // it says nothing but its end
-		restart();
-	else
-		hand_over_waiters();
-}
-
-static void on_exec(struct watch *w, uint32_t events) {
-	char byte;
-	(void)events;
-	ssize_t n = read(w->fd, &byte, 1);
-	if (n < 0)
-		return;
-	watch_close(w);
-	if (n > 0)
-		give_up();
-	else
-		hand_over_waiters();
-}
-
-// ---- start ----
-
-static _Noreturn void run(int fd, int told) {
-	static char *const argv[] = {"chronus-files", NULL};
-	static char *const env[] = {"GOMAXPROCS=2", "GOGC=50", "GOMEMLIMIT=24MiB", NULL};
-	sigset_t none;
-	sigemptyset(&none);
-	// What it does for one sandbox is charged to that: it walks trees that an agent
-	// made, and reads and writes its files.
-	bool limited = group_join_limits();
-	// By way of higher numbers, since one of ours may be where another goes.
-	int file = fcntl(program, F_DUPFD_CLOEXEC, 10);
-	told = fcntl(told, F_DUPFD_CLOEXEC, 10);
-	if (limited && file >= 0 && told >= 0 && dup3(fd, 3, 0) == 3 && dup3(null_fd, 0, 0) == 0 && dup3(null_fd, 1, 0) == 1 &&
-	    dup3(null_fd, 2, 0) == 2 && syscall(SYS_close_range, 4, ~0u, CLOSE_RANGE_CLOEXEC_) == 0 &&
-	    sigprocmask(SIG_SETMASK, &none, NULL) == 0)
-		syscall(SYS_execveat, file, "", argv, env, AT_EMPTY_PATH);
-	if (write(told, "x", 1) < 0)
+static _Noreturn void fail(const char *what) {
+	char text[200];
+	int n = snprintf(text, sizeof text, "chronus-files: %s: %s\n", what, errno_text(errno));
+	if (n > 0 && write(2, text, (size_t)n) < 0)
 		_exit(126);
 	_exit(127);
 }
 
-static bool start(void) {
-	int pair[2], told[2];
-	struct err e;
-	if (program < 0 || socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0)
-		return false;
-	if (!pipe_new(told, 0, &e)) {
-		close(pair[0]);
-		close(pair[1]);
-		return false;
+// join puts this process under the sandbox's limits of memory and CPU time: it
+// walks trees that an agent made, and reads and writes its files.
+static void join(uint64_t joins) {
+	for (uint64_t i = 0; i < joins; i++)
+		if (write(JOIN_FD + (int)i, "0", 1) != 1)
+			fail("join group");
+	// There it competes with all that the agent runs, of which there may be
+	// thousands of threads.
+	setpriority(PRIO_PROCESS, 0, -20);
+}
+
+static void enter(bool own_cgroup_namespace) {
+	int cgroup = CLONE_NEWCGROUP;
+	if (own_cgroup_namespace) { // the sandbox's PID 1 has the host's
+		if (unshare(CLONE_NEWCGROUP) != 0)
+			fail("cgroup namespace");
+		cgroup = 0;
 	}
-	socket_.fd = pair[0];
-	exec_.fd = told[0];
-	pid = child_clone(-1);
-	if (pid == 0)
-		run(pair[1], told[1]);
-	close(pair[1]);
-	close(told[1]);
-	if (pid > 0 && watch_set(&socket_, EPOLLIN) && watch_set(&exec_, EPOLLIN))
-		return true;
-	gone();
-	return false;
+	if (setns(PID1_FD, CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS | cgroup) != 0)
+		fail("enter namespaces");
+	if (setsid() < 0)
+		fail("setsid");
+	if (syscall(SYS_setgroups, 0, NULL) != 0 || syscall(SYS_setresgid, 0, 0, 0) != 0 || syscall(SYS_setresuid, 0, 0, 0) != 0)
+		fail("become root of the sandbox");
 }
 
-void files_reaped(int ended) {
-	if (ended == pid)
-		pid = 0; // its socket tells the rest
+// confine takes the rights away that a command has not either.
+static void confine(uint64_t keep_caps, const struct sock_fprog_ *filter) {
+	struct err e;
+	if (!drop_capabilities(keep_caps, &e))
+		fail("drop capabilities");
+	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER_, 0, filter) != 0)
+		fail("seccomp");
 }
 
-// An agent may stop all that it can signal; its files stay readable then.
-void files_stopped(int stopped) {
-	if (stopped == pid)
-		kill(pid, SIGCONT);
+static struct sock_fprog_ read_filter(void) {
+	static struct sock_filter_ list[BPF_MAXINSNS_];
+	size_t n = 0;
+	for (ssize_t k; n < sizeof list && (k = pread(FILTER_FD, (uint8_t *)list + n, sizeof list - n, (off_t)n)) != 0; n += (size_t)k)
+		if (k < 0)
+			fail("read the seccomp program");
+	return (struct sock_fprog_){.len = (uint16_t)(n / sizeof *list), .filter = list};
+}
+
+_Noreturn void files_main(int argc, char **argv) {
+	static char *const args[] = {"chronus-files", NULL};
+	static char *const env[] = {"GOMAXPROCS=2", "GOGC=50", "GOMEMLIMIT=24MiB", NULL};
+	uint64_t keep, joins;
+	errno = EINVAL;
+	if (argc < 4 || argc > 5 || !parse_u64(argv[2], strlen(argv[2]), UINT64_MAX, &keep) ||
+	    !parse_u64(argv[3], strlen(argv[3]), MAX_JOINS, &joins))
+		fail("arguments");
+	int null = open("/dev/null", O_RDWR | O_CLOEXEC); // the platform's
+	if (null < 0)
+		fail("/dev/null");
+	struct sock_fprog_ filter = read_filter();
+	join(joins);
+	enter(argc == 5);
+	confine(keep, &filter);
+	sigset_t none;
+	sigemptyset(&none);
+	// The last one by which a failure is told goes when nothing can fail but the exec.
+	if (dup3(null, 0, 0) < 0 || dup3(null, 1, 0) < 0 || syscall(SYS_close_range, CONTROL_FD + 1, ~0u, CLOSE_RANGE_CLOEXEC_) != 0 ||
+	    sigprocmask(SIG_SETMASK, &none, NULL) != 0 || dup3(null, 2, 0) < 0)
+		fail("descriptors");
+	syscall(SYS_execveat, PROGRAM_FD, "", args, env, AT_EMPTY_PATH);
+	_exit(127);
 }

@@ -1,16 +1,11 @@
-// Calls for files, which another process serves: chronus-files.
+// The process that serves the calls for files: chronus-files.
 #ifndef CHRONUS_FILES_H
 #define CHRONUS_FILES_H
 
-#include "conn.h"
-
-// files_init opens the program, before an agent could change its path.
-void files_init(const char *path);
-
-void files_reaped(int pid);
-
-// files_stopped has a stopped chronus-files go on.
-void files_stopped(int pid);
-void files_cancel(struct conn *c);
+// files_main makes this process, which a launcher has started for that, the one
+// that serves a sandbox's files. Its arguments are --files, the capabilities to
+// keep, how many tasks files there are to join and, where it is to have a cgroup
+// namespace of its own, one more. Descriptors: see files.c.
+_Noreturn void files_main(int argc, char **argv);
 
 #endif

@@ -38,14 +38,6 @@ void group_free(struct group *g) {
 	free(g);
 }
 
-// The host has the limit of processes last, and v2, where it is one of them, first.
-bool group_join_limits(void) {
-	for (int i = groups && groups->dir < 0; groups && i < groups->procs_len - 1; i++)
-		if (write(groups->procs[i], "0", 1) != 1)
-			return false;
-	return true;
-}
-
 struct group *group_take(struct process *p) {
 	for (struct group *g = groups; g; g = g->next) {
 		if (g->bad || (g->owner && !g->owner->ended) || group_populated(g))

@@ -26,10 +26,6 @@ extern bool grouped; // commands need a group each
 void group_add(struct group *g); // takes a group on the heap over
 void group_free(struct group *g);
 
-// group_join_limits puts the caller, a child, under the sandbox's limits of memory
-// and CPU time, where these are not of the group that chronus itself is in.
-bool group_join_limits(void);
-
 // group_take finds a free group for p, or returns NULL.
 struct group *group_take(struct process *p);
 // group_give_back tells that p, its owner, was waited for.

@@ -12,6 +12,7 @@
 
 #include "calls.h"
 #include "chronus.h"
+#include "files.h"
 
 #include <fcntl.h>
 #include <string.h>
@@ -44,6 +45,8 @@ static int options(int argc, char **argv) {
 }
 
 int main(int argc, char **argv) {
+	if (argc > 1 && strcmp(argv[1], "--files") == 0)
+		files_main(argc, argv);
 	int fd = options(argc, argv);
 	if (fcntl(fd, F_SETFD, FD_CLOEXEC) != 0 || fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK) != 0)
 		usage();

@@ -2,7 +2,6 @@
 #include "reaper.h"
 
 #include "calls.h"
-#include "files.h"
 #include "process.h"
 
 #include <signal.h>
@@ -23,19 +22,13 @@ static void reap(void) {
 	struct rusage u;
 	int status;
 	for (int i = 0; i < MAX_REAPED; i++) {
-		pid_t pid = wait4(-1, &status, WNOHANG | WUNTRACED, &u);
+		pid_t pid = wait4(-1, &status, WNOHANG, &u);
 		if (pid <= 0)
 			return;
-		if (WIFSTOPPED(status)) {
-			files_stopped(pid);
-			continue;
-		}
 		struct exit e = {.status = status, .cpu = time_ns(u.ru_utime) + time_ns(u.ru_stime), .max_rss = (uint64_t)u.ru_maxrss << 10};
 		struct process *p = process_of_pid(pid);
 		if (p)
 			process_reaped(p, &e);
-		else
-			files_reaped(pid);
 	}
 	timer_set(&more, now());
 }

@@ -1,4 +1,6 @@
 #define _GNU_SOURCE
+#include "setup.h"
+
 #include "calls.h"
 #include "child.h"
 
@@ -163,9 +165,8 @@ static bool leave_old_root(struct err *e) {
 // the bounding set, and the seccomp program does not know of it.
 #define CAP_SYS_ADMIN_ 21
 
-// drop_capabilities drops what is not in keep. The launcher has dropped most of
-// the bounding set already.
-static bool drop_capabilities(uint64_t keep, struct err *e) {
+// The launcher has dropped most of the bounding set already.
+bool drop_capabilities(uint64_t keep, struct err *e) {
 	for (unsigned n = 0; n < 64; n++) {
 		int set = prctl(PR_CAPBSET_READ, n, 0, 0, 0);
 		if (set < 0)

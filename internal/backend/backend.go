@@ -7,8 +7,8 @@
 //
 // A backend's job ends at Dial. Commands, files and terminals go through
 // chronus and are the same on every kind. What differs between backends is
-// data, in Info, or an optional interface, found by assertion: Grouper, Caller
-// and DiskSharer here, later Pauser, Snapshotter, Resizer, Reclaimer and Displayer. A backend never
+// data, in Info, or an optional interface, found by assertion: Grouper, Caller,
+// FileServer and DiskSharer here, later Pauser, Snapshotter, Resizer, Reclaimer and Displayer. A backend never
 // implements a method to say "not supported".
 //
 // A life, as the edge drives it:
@@ -121,6 +121,16 @@ type Grouper interface {
 type Caller interface {
 	// Client returns a client, which is the caller's to close, or nil where there is none (any more).
 	Client() *chronusapi.Client
+}
+
+// FileServer is implemented by instances whose files are served by another process
+// than chronus: calls for files are made to it, all others to chronus.
+type FileServer interface {
+	// DialFiles opens a connection for calls for files.
+	DialFiles(ctx context.Context) (net.Conn, error)
+	// FilesStarved reports whether what served them was killed since then for want
+	// of memory that the sandbox itself has used up.
+	FilesStarved(since time.Time) bool
 }
 
 // DiskSpace tells how full a disk is, in bytes.

@@ -21,8 +21,7 @@ type CommandGroup struct {
 	Dir   int // the v2 directory, O_PATH; -1 where a process may not be cloned into it
 	Procs int // the v2 cgroup.procs: works always, and stalls for 5 ms where no other move was just made
 	// Join is v1 tasks files, to which "0" is written: of memory, cpu and pids;
-	// empty on a Unified host. What serves the sandbox's files joins the first
-	// command group's but for pids, where a fork bomb would keep it out.
+	// empty on a Unified host.
 	Join []int
 	// Kill ends every process of the command when "1" is written to it.
 	Kill int

@@ -227,6 +227,41 @@ func (g *Group) Open() (int, error) {
 	return fd, nil
 }
 
+// OpenFiles returns descriptors of where the process that serves the sandbox's
+// files belongs: first the v2 directory, for CLONE_INTO_CGROUP, then the v1 tasks
+// files to which it writes "0" while it has a single thread. The caller closes them.
+func (g *Group) OpenFiles() ([]int, error) {
+	dir, err := g.Open()
+	if err != nil {
+		return nil, gone(err)
+	}
+	fds := []int{dir}
+	if g.tree.layout.Unified {
+		return fds, nil
+	}
+	for _, c := range []string{"memory", "cpu"} { // and not pids, where a fork bomb would keep it out
+		fd, err := unix.Openat(g.tree.v1[c], g.name+"/tasks", unix.O_WRONLY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			for _, fd := range fds {
+				_ = unix.Close(fd)
+			}
+			return nil, gone(fmt.Errorf("cgroup %s/%s/tasks: %w", c, g.name, err))
+		}
+		fds = append(fds, fd)
+	}
+	return fds, nil
+}
+
+// FilesOOMKills is how many processes were killed for want of memory where that
+// process is: on v1 with those of the first command.
+func (g *Group) FilesOOMKills() (int64, error) {
+	n, err := readKey(g.tree.v2, g.name+"/init/memory.events", "oom_kill")
+	if !g.tree.layout.Unified {
+		n, err = readKey(g.tree.v1["memory"], g.name+"/memory.oom_control", "oom_kill")
+	}
+	return n, gone(err)
+}
+
 // Dir is one directory that programs inside look for below /sys/fs/cgroup.
 type Dir struct {
 	Path string // below /sys/fs/cgroup; "." is itself

@@ -32,7 +32,8 @@ const (
 // outcome_unknown means that the connection broke after the request was sent
 // and before an answer came.
 type Client struct {
-	dial func(context.Context) (net.Conn, error)
+	dial      func(context.Context) (net.Conn, error)
+	dialFiles func(context.Context) (net.Conn, error) // for FileHandler's calls
 
 	mu     sync.Mutex
 	calls  []*conn // idle, oldest first
@@ -42,7 +43,15 @@ type Client struct {
 
 // NewClient returns a client that makes its connections by dial.
 func NewClient(dial func(context.Context) (net.Conn, error)) *Client {
-	return &Client{dial: dial}
+	return &Client{dial: dial, dialFiles: dial}
+}
+
+// WithFiles has the calls of FileHandler made over connections that dial makes, for
+// a sandbox whose files are served by another process than its chronus. It returns
+// c, and is called before the first call.
+func (c *Client) WithFiles(dial func(context.Context) (net.Conn, error)) *Client {
+	c.dialFiles = dial
+	return c
 }
 
 // Close closes the idle connections. Running calls go on, and theirs are
@@ -96,7 +105,11 @@ func (c *Client) take(ctx context.Context, typ uint8) (cn *conn, reused bool, er
 		}
 		cn.nc.Close()
 	}
-	nc, err := c.dial(ctx)
+	dial := c.dial
+	if isFileCall(typ) {
+		dial = c.dialFiles
+	}
+	nc, err := dial(ctx)
 	if err != nil {
 		if ctx.Err() != nil {
 			return nil, false, context.Cause(ctx)
@@ -266,8 +279,8 @@ type brokenError struct{ error }
 func (e brokenError) Unwrap() error { return e.error }
 
 // readTries is how often a call is made whose connection breaks before there is
-// an answer, where it only reads: an agent may kill what serves files while
-// its connections are still open, and then another serves the next.
+// an answer, where it only reads: what serves files may be killed for want of
+// memory while its connections are still open, and then another serves the next.
 const readTries = 3
 
 // retry makes a call, again if it only reads and nothing was answered.

@@ -111,7 +111,7 @@ func TestAnOldConnectionForFilesIsNotUsed(t *testing.T) {
 
 // handOver serves a socket pair as another process would that was given the
 // first bytes of the connection.
-func handOver(t *testing.T, h FileHandler, idle time.Duration) (c net.Conn, ended <-chan error) {
+func filesConn(t *testing.T, h FileHandler, idle time.Duration) (c net.Conn, ended <-chan error) {
 	t.Helper()
 	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
 	if err != nil {
@@ -127,24 +127,11 @@ func handOver(t *testing.T, h FileHandler, idle time.Duration) (c net.Conn, ende
 		t.Fatal(err)
 	}
 	done := make(chan error, 1)
-	var first [headerLen]byte
-	go func() {
-		var p [len(preface)]byte
-		if _, err := io.ReadFull(nc, p[:]); err != nil {
-			done <- err
-			return
-		}
-		n, err := nc.Read(first[:])
-		if err != nil {
-			done <- err
-			return
-		}
-		done <- ServeFiles(t.Context(), nc, first[:n], h, idle)
-	}()
+	go func() { done <- ServeFiles(t.Context(), nc, h, idle) }()
 	return c, done
 }
 
-func TestHandedOverConnectionServesFilesOnly(t *testing.T) {
+func TestFilesConnectionServesFilesOnly(t *testing.T) {
 	content := bytes.Repeat([]byte("x"), 300_000)
 	h := &stub{
 		stat: func(string) (FileInfo, error) { return FileInfo{Name: "f", Type: "file"}, nil },
@@ -156,7 +143,7 @@ func TestHandedOverConnectionServesFilesOnly(t *testing.T) {
 			return int64(len(got)), err
 		},
 	}
-	nc, ended := handOver(t, h, time.Hour)
+	nc, ended := filesConn(t, h, time.Hour)
 	c := NewClient(func(context.Context) (net.Conn, error) { return nc, nil })
 	for range 2 {
 		if n, err := c.Write(t.Context(), WriteRequest{Path: "/f"}, bytes.NewReader(content)); err != nil || n != int64(len(content)) {
@@ -177,8 +164,8 @@ func TestHandedOverConnectionServesFilesOnly(t *testing.T) {
 	}
 }
 
-func TestHandedOverConnectionEndsWhenIdle(t *testing.T) {
-	nc, ended := handOver(t, &stub{stat: func(string) (FileInfo, error) { return FileInfo{}, nil }}, time.Millisecond)
+func TestFilesConnectionEndsWhenIdle(t *testing.T) {
+	nc, ended := filesConn(t, &stub{stat: func(string) (FileInfo, error) { return FileInfo{}, nil }}, time.Millisecond)
 	c := NewClient(func(context.Context) (net.Conn, error) { return nc, nil })
 	if _, err := c.Stat(t.Context(), "/f", false); err != nil {
 		t.Fatal(err)
@@ -207,7 +194,7 @@ func breaking(t *testing.T, n int, h Handler) (c *Client, dials *int) {
 	return c, dials
 }
 
-// What reads only is tried again where an agent killed what served it, and what
+// What reads only is tried again where what served it was killed, and what
 // changes something is not, for it may have been done.
 func TestReadsSurviveTheEndOfWhatServesThem(t *testing.T) {
 	h := &stub{

@@ -48,17 +48,15 @@ func ignoreEOF(err error) error {
 	return err
 }
 
-// ServeFiles serves a connection that another process has begun to read: first
-// is what it read after the preface. It serves calls for files alone, and any
-// other is a malformed message. It ends as Serve does, and, with a nil error,
-// when no call came for idle.
-func ServeFiles(ctx context.Context, nc net.Conn, first []byte, h FileHandler, idle time.Duration) error {
+// ServeFiles serves a connection of a process that serves files and nothing
+// else: any other call is a malformed message. It ends as Serve does, and, with a
+// nil error, when no call came for idle.
+func ServeFiles(ctx context.Context, nc net.Conn, h FileHandler, idle time.Duration) error {
 	s := &server{conn: newConn(nc), files: h}
-	s.r.Reset(io.MultiReader(bytes.NewReader(first), nc))
 	defer nc.Close()
 	stop := context.AfterFunc(ctx, func() { nc.Close() })
 	defer stop()
-	for {
+	for greeted := false; ; greeted = true {
 		if err := nc.SetReadDeadline(time.Now().Add(idle)); err != nil {
 			return err
 		}
@@ -70,6 +68,12 @@ func ServeFiles(ctx context.Context, nc net.Conn, first []byte, h FileHandler, i
 		}
 		if err := nc.SetReadDeadline(time.Time{}); err != nil {
 			return err
+		}
+		if !greeted {
+			if err := s.readPreface(); err != nil {
+				return ignoreEOF(err)
+			}
+			continue
 		}
 		typ, payload, err := s.read()
 		if err != nil {

@@ -3,7 +3,6 @@ package chronusfiles
 import (
 	"context"
 	"errors"
-	"io"
 	"net"
 	"os"
 	"testing"
@@ -23,14 +22,7 @@ func newFixture(t testing.TB) *chronusapi.Client {
 	client := chronusapi.NewClient(func(context.Context) (net.Conn, error) {
 		a, b, err := socketPair()
 		if err == nil {
-			go func() {
-				var preface [5]byte
-				if _, err := io.ReadFull(b, preface[:]); err != nil {
-					b.Close()
-					return
-				}
-				_ = chronusapi.ServeFiles(ctx, b, nil, files, IdleTime)
-			}()
+			go func() { _ = chronusapi.ServeFiles(ctx, b, files, IdleTime) }()
 		}
 		return a, err
 	})

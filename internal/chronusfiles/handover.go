@@ -17,12 +17,9 @@ import (
 // long the process that serves them stays without a connection.
 const IdleTime = 10 * time.Second
 
-// maxFirst is what a hand-over may bring of what was read of its connection.
-const maxFirst = 64 << 10
-
 // ServeHandOvers serves the connections that come through control, a socket of
-// type SOCK_SEQPACKET. A message of it is one connection, as a descriptor
-// (SCM_RIGHTS), and what has been read of it after the preface.
+// type SOCK_SEQPACKET. A message of it is one byte, which means nothing, and one
+// connection, as a descriptor (SCM_RIGHTS), of which nothing was read.
 //
 // It returns when the other side closed control, or no connection was there
 // for idle, and then has shut control down, so that the other side cannot lose
@@ -57,7 +54,7 @@ type handOvers struct {
 
 // receive takes connections until there are no more.
 func (h *handOvers) receive() error {
-	buf := make([]byte, maxFirst)
+	buf := make([]byte, 1)
 	oob := make([]byte, unix.CmsgSpace(4))
 	for last := false; ; {
 		if !last {
@@ -65,7 +62,7 @@ func (h *handOvers) receive() error {
 				return err
 			}
 		}
-		n, oobn, flags, _, err := h.control.ReadMsgUnix(buf, oob) // sets MSG_CMSG_CLOEXEC
+		_, oobn, flags, _, err := h.control.ReadMsgUnix(buf, oob) // sets MSG_CMSG_CLOEXEC
 		switch {
 		case errors.Is(err, os.ErrDeadlineExceeded):
 			if last = time.Until(h.idleUntil()) <= 0; last {
@@ -78,7 +75,7 @@ func (h *handOvers) receive() error {
 		case err != nil:
 			return err
 		default:
-			h.take(buf[:n], oob[:oobn], flags)
+			h.take(oob[:oobn], flags)
 		}
 	}
 }
@@ -110,9 +107,9 @@ func (h *handOvers) shutdown() error {
 	return h.control.SetReadDeadline(time.Time{})
 }
 
-// take serves the connection of one message. A message that is not whole has
-// its descriptor closed, which its client sees.
-func (h *handOvers) take(first, oob []byte, flags int) {
+// take serves the connection of one message. A message that is more than that has
+// its descriptors closed, which their clients see.
+func (h *handOvers) take(oob []byte, flags int) {
 	fd := received(oob)
 	if fd < 0 {
 		return
@@ -123,17 +120,16 @@ func (h *handOvers) take(first, oob []byte, flags int) {
 	if err != nil {
 		return
 	}
-	if flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 || len(first) == 0 {
+	if flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 {
 		nc.Close()
 		return
 	}
-	first = append([]byte(nil), first...)
 	h.mu.Lock()
 	h.active++
 	h.mu.Unlock()
 	h.all.Go(func() {
 		// How it ended concerns its client alone.
-		_ = chronusapi.ServeFiles(context.Background(), nc, first, h.files, h.idle)
+		_ = chronusapi.ServeFiles(context.Background(), nc, h.files, h.idle)
 		h.mu.Lock()
 		h.active--
 		h.since = time.Now()

@@ -7,7 +7,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -16,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// control is what PID 1 has of a chronus-files: the other end of its socket.
+// control is what the backend has of a chronus-files: the other end of its socket.
 type control struct {
 	fd    int
 	close func()
@@ -44,22 +43,14 @@ func newControl(t *testing.T, idle time.Duration, before ...func(*control)) (c *
 	return c, done
 }
 
-// dial makes a connection and does with it what PID 1 does: it reads the
-// preface and the beginning of the first call, and hands the rest over.
+// dial makes a connection and hands the other end over.
 func (c *control) dial(context.Context) (net.Conn, error) {
 	a, b, err := socketPair()
 	if err != nil {
 		return nil, err
 	}
-	go func() {
-		defer b.Close()
-		first := make([]byte, 10)
-		if _, err := io.ReadFull(b, first); err != nil {
-			return
-		}
-		_ = c.send(first[5:], b.(*net.UnixConn))
-	}()
-	return a, nil
+	defer b.Close()
+	return a, c.send([]byte{0}, b.(*net.UnixConn))
 }
 
 func (c *control) send(first []byte, conns ...*net.UnixConn) error {
@@ -94,13 +85,13 @@ func TestHandedOverConnectionsServeFiles(t *testing.T) {
 		r.Close()
 	}
 	client.Close()
-	c.close() // PID 1 has ended
+	c.close() // the backend has ended
 	if err := <-ended; err != nil {
 		t.Error(err)
 	}
 }
 
-// What PID 1 sent before it could see the end is served, and what it sends
+// What the backend sent before it could see the end is served, and what it sends
 // afterwards fails there.
 func TestHandOversEndWithoutLosingAny(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "file")
@@ -109,20 +100,10 @@ func TestHandOversEndWithoutLosingAny(t *testing.T) {
 	}
 	sent := make(chan struct{})
 	size := make(chan int64, 1)
-	c, ended := newControl(t, 0, func(c *control) {
+	c, ended := newControl(t, time.Second, func(c *control) {
 		client := chronusapi.NewClient(func(ctx context.Context) (net.Conn, error) {
-			a, b, err := socketPair()
-			if err != nil {
-				return nil, err
-			}
-			go func() {
-				first := make([]byte, 1000)
-				n, _ := b.Read(first)
-				_ = c.send(first[5:n], b.(*net.UnixConn))
-				b.Close()
-				close(sent)
-			}()
-			return a, nil
+			defer close(sent)
+			return c.dial(ctx)
 		})
 		go func() {
 			f, err := client.Stat(context.Background(), path, false)
@@ -153,7 +134,7 @@ func TestHandOversEndWithoutLosingAny(t *testing.T) {
 	}
 }
 
-// A message that is not one connection and the start of a call has no effect
+// A message that is not one byte and one connection has no effect
 // but that its descriptors are closed.
 func TestMalformedHandOversAreClosed(t *testing.T) {
 	c, _ := newControl(t, time.Hour)
@@ -172,9 +153,9 @@ func TestMalformedHandOversAreClosed(t *testing.T) {
 			a, b := pair()
 			ours, theirs = append(ours, a), append(theirs, b)
 		}
-		first := "garbage"
+		first := "g"
 		if n == 1 {
-			first = strings.Repeat("x", maxFirst+1)
+			first = "garbage"
 		}
 		if err := c.send([]byte(first), theirs...); err != nil {
 			t.Fatal(err)

@@ -145,7 +145,7 @@ var special = map[string]func() []rule{
 	"splice":   func() []rule { return []rule{{do: errno(unix.EINVAL)}} },
 	"sendfile": func() []rule { return []rule{{[]cond{is(2, 0)}, errno(unix.EINVAL)}, {do: allow}} },
 	// The kernel lets root inside change limits and priorities of any process of
-	// the same IDs, and PID 1 and chronus-files are.
+	// the same IDs that it has a number for, and PID 1 is one.
 	"prlimit64":          func() []rule { return []rule{{[]cond{is(0, 0)}, allow}} },
 	"setpriority":        func() []rule { return notPID1(1, is(0, unix.PRIO_USER)) },
 	"ioprio_set":         func() []rule { return notPID1(1, is(0, ioprioWhoUser)) },

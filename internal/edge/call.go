@@ -51,6 +51,9 @@ func (e *Edge) enter(ctx context.Context, h http.Header, id string) (*call, erro
 	s.calls++
 	if s.client == nil {
 		s.client = chronusapi.NewClient(s.instance.Dial)
+		if files, ok := s.instance.(backend.FileServer); ok {
+			s.client.WithFiles(files.DialFiles)
+		}
 	}
 	c := &call{e: e, s: s, inst: s.instance, spec: s.spec, client: s.client}
 	s.mu.Unlock()

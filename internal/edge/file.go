@@ -3,11 +3,14 @@ package edge
 import (
 	"context"
 	"io"
+	"net/http"
 	"path"
+	"time"
 
 	"connectrpc.com/connect"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/backend"
 	"github.com/opendsec/dsec/internal/chronusapi"
 	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
 )
@@ -15,6 +18,34 @@ import (
 // fileService serves FileService. Content passes through in pieces, none of
 // which is kept.
 type fileService struct{ e *Edge }
+
+// with runs one call.
+func (f fileService) with(ctx context.Context, h http.Header, id string, do func(*call) error) error {
+	return f.e.with(ctx, h, id, func(c *call) error {
+		began := time.Now()
+		return c.starvedFiles(began, do(c))
+	})
+}
+
+// starvedFiles is err, or where what served the call was killed because the
+// sandbox's own processes have taken all of its memory, an error that says so: it
+// is not the platform's fault.
+func (c *call) starvedFiles(began time.Time, err error) error {
+	if err == nil || c.ctx.Err() != nil {
+		return err
+	}
+	code := dsec.CodeOf(err)
+	if code != dsec.CodeUnavailable && code != dsec.CodeOutcomeUnknown {
+		return err
+	}
+	if files, ok := c.inst.(backend.FileServer); !ok || !files.FilesStarved(began) {
+		return err
+	}
+	if code == dsec.CodeOutcomeUnknown {
+		return &dsec.Error{Code: dsec.CodeConflict, Message: "the sandbox's memory is used up: what served this call was killed for want of it, and the call may have been done or not", Err: err}
+	}
+	return &dsec.Error{Code: dsec.CodeExhausted, Message: "the sandbox's memory is used up: what serves its files was killed for want of it", Err: err}
+}
 
 // filePath is the absolute path that p names.
 func filePath(field string, c *call, p *dsecv1.Path) (string, error) {
@@ -34,7 +65,7 @@ func filePath(field string, c *call, p *dsecv1.Path) (string, error) {
 // Stat describes a file.
 func (f fileService) Stat(ctx context.Context, req *connect.Request[dsecv1.StatRequest]) (*connect.Response[dsecv1.StatResponse], error) {
 	out := new(dsecv1.StatResponse)
-	err := f.e.with(ctx, req.Header(), req.Msg.SandboxId, func(c *call) error {
+	err := f.with(ctx, req.Header(), req.Msg.SandboxId, func(c *call) error {
 		name, err := filePath("path", c, req.Msg.Path)
 		if err != nil {
 			return err
@@ -55,7 +86,7 @@ const (
 // ListDir lists a directory.
 func (f fileService) ListDir(ctx context.Context, req *connect.Request[dsecv1.ListDirRequest]) (*connect.Response[dsecv1.ListDirResponse], error) {
 	m, out := req.Msg, new(dsecv1.ListDirResponse)
-	err := f.e.with(ctx, req.Header(), m.SandboxId, func(c *call) error {
+	err := f.with(ctx, req.Header(), m.SandboxId, func(c *call) error {
 		name, err := filePath("path", c, m.Path)
 		if err != nil {
 			return err
@@ -87,7 +118,7 @@ func (f fileService) ListDir(ctx context.Context, req *connect.Request[dsecv1.Li
 // Mkdir makes a directory.
 func (f fileService) Mkdir(ctx context.Context, req *connect.Request[dsecv1.MkdirRequest]) (*connect.Response[dsecv1.MkdirResponse], error) {
 	m := req.Msg
-	err := f.e.with(ctx, req.Header(), m.SandboxId, func(c *call) error {
+	err := f.with(ctx, req.Header(), m.SandboxId, func(c *call) error {
 		name, err := filePath("path", c, m.Path)
 		if err != nil {
 			return err
@@ -103,7 +134,7 @@ func (f fileService) Mkdir(ctx context.Context, req *connect.Request[dsecv1.Mkdi
 
 // Rename moves a file or directory.
 func (f fileService) Rename(ctx context.Context, req *connect.Request[dsecv1.RenameRequest]) (*connect.Response[dsecv1.RenameResponse], error) {
-	err := f.e.with(ctx, req.Header(), req.Msg.SandboxId, func(c *call) error {
+	err := f.with(ctx, req.Header(), req.Msg.SandboxId, func(c *call) error {
 		from, err := filePath("from", c, req.Msg.From)
 		if err != nil {
 			return err
@@ -127,7 +158,7 @@ func renamed(err error) error {
 
 // Remove removes a file or directory.
 func (f fileService) Remove(ctx context.Context, req *connect.Request[dsecv1.RemoveRequest]) (*connect.Response[dsecv1.RemoveResponse], error) {
-	err := f.e.with(ctx, req.Header(), req.Msg.SandboxId, func(c *call) error {
+	err := f.with(ctx, req.Header(), req.Msg.SandboxId, func(c *call) error {
 		name, err := filePath("path", c, req.Msg.Path)
 		if err != nil {
 			return err
@@ -140,7 +171,7 @@ func (f fileService) Remove(ctx context.Context, req *connect.Request[dsecv1.Rem
 // Read streams a regular file.
 func (f fileService) Read(ctx context.Context, req *connect.Request[dsecv1.ReadRequest], stream *connect.ServerStream[dsecv1.FileChunk]) error {
 	m := req.Msg
-	return f.e.with(ctx, req.Header(), m.SandboxId, func(c *call) error {
+	return f.with(ctx, req.Header(), m.SandboxId, func(c *call) error {
 		name, err := filePath("path", c, m.Path)
 		if err != nil {
 			return err
@@ -159,7 +190,7 @@ func (f fileService) Read(ctx context.Context, req *connect.Request[dsecv1.ReadR
 
 // Download streams a tar.
 func (f fileService) Download(ctx context.Context, req *connect.Request[dsecv1.DownloadRequest], stream *connect.ServerStream[dsecv1.FileChunk]) error {
-	return f.e.with(ctx, req.Header(), req.Msg.SandboxId, func(c *call) error {
+	return f.with(ctx, req.Header(), req.Msg.SandboxId, func(c *call) error {
 		name, err := filePath("path", c, req.Msg.Path)
 		if err != nil {
 			return err
@@ -202,7 +233,7 @@ func (f fileService) Write(ctx context.Context, stream *connect.ClientStream[dse
 	if open == nil {
 		return nil, dsec.Invalid("open", "want a first message that opens the file")
 	}
-	err := f.e.with(ctx, stream.RequestHeader(), open.SandboxId, func(c *call) error {
+	err := f.with(ctx, stream.RequestHeader(), open.SandboxId, func(c *call) error {
 		name, err := filePath("open.path", c, open.Path)
 		if err != nil {
 			return err
@@ -242,7 +273,7 @@ func (f fileService) Upload(ctx context.Context, stream *connect.ClientStream[ds
 	if open == nil {
 		return nil, dsec.Invalid("open", "want a first message that names the directory")
 	}
-	err := f.e.with(ctx, stream.RequestHeader(), open.SandboxId, func(c *call) error {
+	err := f.with(ctx, stream.RequestHeader(), open.SandboxId, func(c *call) error {
 		name, err := filePath("open.path", c, open.Path)
 		if err != nil {
 			return err

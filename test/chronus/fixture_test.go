@@ -43,7 +43,7 @@ func each(t *testing.T, run func(t *testing.T, f *fixture)) {
 func newFixture(t testing.TB, b build, env ...string) *fixture {
 	t.Helper()
 	cmd := exec.Command(b.path(t), "--ready", "--listen", "3")
-	cmd.Env = append(append(os.Environ(), "CHRONUS_FILES="+made(t, chronusFiles)), env...)
+	cmd.Env = append(os.Environ(), env...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	f := startFixture(t, cmd)
 	t.Cleanup(func() { f.killAll(t) })

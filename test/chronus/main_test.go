@@ -50,8 +50,6 @@ type build struct {
 var (
 	shipped = build{"chronus", program("chronus", "../../chronus/build", "OUT")}
 	builds  = []build{shipped, {"sanitized", program("sanitized", "../../chronus/build", "--asan", "OUT")}}
-
-	chronusFiles = program("chronus-files", "go", "build", "-trimpath", "-ldflags=-s -w", "-o", "OUT", "../../cmd/chronus-files")
 )
 
 // program makes a binary, once, by a command that has OUT for its path.
@@ -162,8 +160,6 @@ func minimalRoot(dir string) (err error) {
 	for _, name := range []string{"proc", "dev"} {
 		err = errors.Join(err, os.Mkdir(at(name), 0o755))
 	}
-	err = errors.Join(err, os.WriteFile(at("chronus-files"), nil, 0))
-	mount(dir+"-files", at("chronus-files"), "", unix.MS_BIND)
 	mount("/dev", at("dev"), "", unix.MS_BIND|unix.MS_REC)
 	mount("proc", at("proc"), "proc", 0)
 	if err != nil {

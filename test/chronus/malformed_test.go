@@ -125,6 +125,8 @@ func TestMalformedMessagesEndTheirConnectionOnly(t *testing.T) {
 			"half a payload":      preface + "\x02\x00\x00\x00\x10abc",
 			"no such call":        preface + frame(24),
 			"call 0":              preface + frame(0),
+			"a call for files":    preface + frame(callStat, str("/"), "\x00"),
+			"a file's content":    preface + frame(callWrite, str("/x"), u32(0), str(""), "\x00") + frame(frameData, "x"),
 			"an answer":           preface + frame(frameResult),
 			"data for no call":    preface + frame(frameData, "x"),
 			"a payload too much":  preface + frame(callInfo, "x"),

@@ -126,6 +126,9 @@ func create(t *testing.T, h Harness, b backend.Backend) *box {
 
 func newBox(t *testing.T, id dsec.SandboxID, inst backend.Instance) *box {
 	c := chronusapi.NewClient(inst.Dial)
+	if files, ok := inst.(backend.FileServer); ok {
+		c.WithFiles(files.DialFiles)
+	}
 	t.Cleanup(func() { _ = c.Close() })
 	return &box{Client: c, t: t, id: id, inst: inst}
 }

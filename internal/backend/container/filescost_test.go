@@ -64,7 +64,7 @@ func TestFilesAreReadAtTheSandboxsCost(t *testing.T) {
 	h := newHost(t, nil)
 	s := h.createAs(func(r *backend.CreateRequest) { r.Spec.Limits.DiskInodes = 30000 })
 	s.write("/root/precious", 0, []byte("precious\n"))
-	pid := s.processes()[s.filesProcess()]
+	pid := s.filesProcess()
 	groups, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
 	check(t, err)
 	name := h.groupOf(s)
@@ -99,7 +99,7 @@ func TestFilesAreReadAtTheSandboxsCost(t *testing.T) {
 		if refused := err != nil && dsec.CodeOf(err) == dsec.CodeInvalid; refused != tt.refused || !refused && err != nil {
 			t.Errorf("%s: download: %d bytes, %v; refused is to be %v", tt.dir, n, err, tt.refused)
 		}
-		pid = s.processes()[s.filesProcess()] // another one, where it was idle while the tree was made
+		pid = s.filesProcess() // another one, where it was idle while the tree was made
 		after := ""
 		for {
 			list, more, err := s.client.ListDir(t.Context(), tt.dir, after, 1000)
@@ -110,7 +110,7 @@ func TestFilesAreReadAtTheSandboxsCost(t *testing.T) {
 			after = list[len(list)-1].Name
 		}
 		check(t, s.client.Remove(t.Context(), tt.dir, true))
-		if now := s.processes()[s.filesProcess()]; now != pid {
+		if now := s.filesProcess(); now != pid {
 			t.Fatalf("%s: what served files is gone", tt.dir)
 		}
 		peak := statusKiB(t, pid, "VmHWM")
@@ -127,7 +127,8 @@ func TestFilesAreReadWhereMemoryIsUsedUp(t *testing.T) {
 	for _, memory := range []int64{8 << 20, 128 << 20} {
 		s := h.createAs(func(r *backend.CreateRequest) { r.Spec.Limits.MemoryBytes = memory })
 		s.write("/root/precious", 0, []byte("precious\n"))
-		s.sh("while :; do dd if=/dev/zero of=/dev/shm/$RANDOM bs=64k count=1000 2>/dev/null || break; done; kill -9 " + strconv.Itoa(s.filesProcess()))
+		s.sh("while :; do dd if=/dev/zero of=/dev/shm/$RANDOM bs=64k count=1000 2>/dev/null || break; done")
+		check(t, s.i.(*instance).files.run.proc.kill())
 		s.answers("a full memory")
 	}
 }

@@ -252,7 +252,7 @@ func (h *host) create(layers ...backend.Layer) *sandbox {
 }
 
 func (s *sandbox) use(i backend.Instance) {
-	s.i, s.client = i, chronusapi.NewClient(i.Dial)
+	s.i, s.client = i, chronusapi.NewClient(i.Dial).WithFiles(i.(backend.FileServer).DialFiles)
 }
 
 // outcome is how a command ended, and all it wrote.

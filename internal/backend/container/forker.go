@@ -46,6 +46,11 @@ func (f *forker) serve() error {
 		if err != nil {
 			return err
 		}
+		if req.Files && len(fds) >= 3 {
+			f.startFiles(req.ID, fds)
+			closeAll(fds)
+			continue
+		}
 		if req.Start == nil || len(fds) != 2 {
 			closeAll(fds)
 			f.answer(reply{ID: req.ID, Error: toWire(errors.New("unknown request"))}, nil)

@@ -27,6 +27,8 @@ type instance struct {
 
 	done chan struct{} // closed when PID 1 ended, or was given up
 
+	files filesServer
+
 	mu        sync.Mutex
 	sh        *shell
 	volume    *disk.Volume
@@ -179,6 +181,7 @@ func (i *instance) Destroy(ctx context.Context) error {
 }
 
 func (i *instance) destroy(ctx context.Context) error {
+	i.files.close()
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	if i.destroyed {
@@ -232,6 +235,7 @@ func (i *instance) failed(err error) error {
 
 // abandon lets go of an instance that goes on without this backend.
 func (i *instance) abandon() {
+	i.files.abandon()
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	i.abandoned = true

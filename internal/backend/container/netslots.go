@@ -142,6 +142,17 @@ func (s *netSlots) ended(pid int) {
 	s.early[pid] = struct{}{}
 }
 
+// none says that a child of this process is in no slot.
+func (s *netSlots) none(pid int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, ok := s.early[pid]; ok {
+		delete(s.early, pid)
+		return
+	}
+	s.lost[pid] = struct{}{}
+}
+
 func (s *netSlots) bury(u usedSlot) {
 	if len(s.dead) >= maxDeadSlots {
 		s.drop(u.netSlot)

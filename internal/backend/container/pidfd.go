@@ -86,6 +86,18 @@ func ended(fd uintptr) bool {
 	return err == nil && n == 1
 }
 
+// dup returns a pidfd of its own to the caller.
+func (p *process) dup() (fd int, err error) {
+	raw, err := p.file.SyscallConn()
+	if err != nil {
+		return -1, fmt.Errorf("pidfd: %w", err)
+	}
+	if cerr := raw.Control(func(own uintptr) { fd, err = unix.FcntlInt(own, unix.F_DUPFD_CLOEXEC, 0) }); cerr != nil {
+		return -1, fmt.Errorf("pidfd: %w", cerr)
+	}
+	return fd, err
+}
+
 // kill sends SIGKILL. It succeeds where the process is gone.
 func (p *process) kill() error {
 	raw, err := p.file.SyscallConn()

@@ -23,6 +23,10 @@ type request struct {
 	ID    uint64
 	Hello *helloRequest `json:",omitempty"`
 	Start *startRequest `json:",omitempty"`
+	// Files starts what serves the files of a container. Descriptors: the pidfd of
+	// its PID 1, the control socket, the v2 cgroup, and up to maxJoins v1 tasks
+	// files. The answer has the pidfd of the process.
+	Files bool `json:",omitempty"`
 }
 
 // helloRequest comes first and once, with the chronus and chronus-files
@@ -78,7 +82,7 @@ func (w *wireError) err() error {
 
 const (
 	maxMessage = 8 << 10
-	maxRights  = 4
+	maxRights  = 3 + maxJoins
 )
 
 // packetConn is the backend's end, in the runtime's poller.

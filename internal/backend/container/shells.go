@@ -29,6 +29,7 @@ type shells struct {
 	conn  *packetSocket
 	ended chan error // what each forker ended with
 	slots *netSlots
+	files filesParts
 	debug bool
 	// commandNamespaces: chronus stays in the cgroup namespace of the host.
 	commandNamespaces bool
@@ -51,7 +52,11 @@ func openShells(h *helloRequest, conn *packetSocket, watch *confine.SocketWatch,
 		return nil, err
 	}
 	defer unix.Close(platform)
-	s := &shells{conn: conn, ended: make(chan error, forkers), slots: newNetSlots(h.NetSlots, watch), debug: h.Debug, commandNamespaces: h.CommandNamespaces}
+	parts, err := openFilesParts(platform)
+	if err != nil {
+		return nil, err
+	}
+	s := &shells{conn: conn, ended: make(chan error, forkers), slots: newNetSlots(h.NetSlots, watch), files: parts, debug: h.Debug, commandNamespaces: h.CommandNamespaces}
 	first := make(chan int)
 	failed := make(chan error)
 	hostos.OnThread(func() {
