@@ -48,7 +48,7 @@ func NewClient(dial func(context.Context) (net.Conn, error)) *Client {
 
 // WithFiles has the calls of FileHandler made over connections that dial makes, for
 // a sandbox whose files are served by another process than its chronus. It returns
-// c, and is called before the first call.
+// c, and is called before the first of these calls.
 func (c *Client) WithFiles(dial func(context.Context) (net.Conn, error)) *Client {
 	c.dialFiles = dial
 	return c

@@ -50,16 +50,22 @@ func (e *Edge) enter(ctx context.Context, h http.Header, id string) (*call, erro
 	}
 	s.calls++
 	if s.client == nil {
-		s.client = chronusapi.NewClient(s.instance.Dial)
-		if files, ok := s.instance.(backend.FileServer); ok {
-			s.client.WithFiles(files.DialFiles)
-		}
+		s.client = withFiles(chronusapi.NewClient(s.instance.Dial), s.instance)
 	}
 	c := &call{e: e, s: s, inst: s.instance, spec: s.spec, client: s.client}
 	s.mu.Unlock()
 	c.ctx, c.cancel = context.WithCancelCause(ctx)
 	c.stop = context.AfterFunc(e.closing, func() { c.cancel(context.Cause(e.closing)) })
 	return c, nil
+}
+
+// withFiles has a client of an instance, if there is one, make calls for files to
+// where they are served.
+func withFiles(client *chronusapi.Client, inst backend.Instance) *chronusapi.Client {
+	if files, ok := inst.(backend.FileServer); ok && client != nil {
+		client.WithFiles(files.DialFiles)
+	}
+	return client
 }
 
 func (c *call) end() {

@@ -277,7 +277,7 @@ func (e *Edge) publish(s *sandbox, inst backend.Instance) error {
 	}
 	s.active, s.cancel = e.clock(), nil
 	if c, ok := inst.(backend.Caller); ok {
-		s.client = c.Client()
+		s.client = withFiles(c.Client(), inst)
 	}
 	s.mu.Unlock()
 	e.cfg.Crash("create.publish")
