@@ -255,10 +255,11 @@ func (g *Group) OpenFiles() ([]int, error) {
 // FilesOOMKills is how many processes were killed for want of memory where that
 // process is: on v1 with those of the first command.
 func (g *Group) FilesOOMKills() (int64, error) {
-	n, err := readKey(g.tree.v2, g.name+"/init/memory.events", "oom_kill")
+	at, file := g.tree.v2, "/init/memory.events"
 	if !g.tree.layout.Unified {
-		n, err = readKey(g.tree.v1["memory"], g.name+"/memory.oom_control", "oom_kill")
+		at, file = g.tree.v1["memory"], "/memory.oom_control"
 	}
+	n, err := readKey(at, g.name+file, "oom_kill")
 	return n, gone(err)
 }
 

@@ -104,7 +104,15 @@ func pin(args []string) {
 // S31: what serves files is a process that nothing inside has a number for, and
 // that has no right that a command has not.
 func TestFilesProcessIsSealed(t *testing.T) {
-	h := newHost(t, func(c *Config) { c.Debug = false })
+	t.Run("as here", func(t *testing.T) { testFilesSealed(t, false) })
+	t.Run("as with nsdelegate", func(t *testing.T) { testFilesSealed(t, true) })
+}
+
+func testFilesSealed(t *testing.T, commandNamespaces bool) {
+	h := newHost(t, func(c *Config) {
+		c.Debug = false
+		c.CommandNamespaces = commandNamespaces
+	})
 	s := h.create()
 	if pid := s.filesProcess(); pid != 0 {
 		t.Errorf("it runs before anybody asks for a file, as %d", pid)
