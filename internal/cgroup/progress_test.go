@@ -64,7 +64,7 @@ func TestSlowIsNotStalled(t *testing.T) {
 		ctx, cancel := whileProgress(t.Context(), progress{func() string {
 			return fmt.Sprint(time.Since(begun) / (stallTime - 2*stallEvery))
 		}, stuck})
-		time.Sleep(time.Hour)
+		<-time.After(time.Hour)
 		synctest.Wait()
 		if ctx.Err() != nil {
 			t.Errorf("it ended for %v", context.Cause(ctx))
