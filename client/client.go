@@ -161,11 +161,21 @@ func (d *dialer) DialContext(ctx context.Context, network, address string) (net.
 			d.reached.Store(true)
 			return conn, nil
 		}
-		if !errors.Is(err, syscall.ECONNREFUSED) || !d.reached.Load() || time.Now().After(end) || d.pause(ctx, min(attempt, 4)) != nil {
+		if !errors.Is(err, syscall.ECONNREFUSED) || !d.reached.Load() {
 			return nil, err
+		}
+		if time.Now().After(end) || d.pause(ctx, min(attempt, 4)) != nil {
+			return nil, outOfReachError{err}
 		}
 	}
 }
+
+// outOfReachError is that of a server that was waited for: a call is not to wait
+// as often as it may be sent.
+type outOfReachError struct{ error }
+
+// Unwrap returns what the last attempt failed with.
+func (e outOfReachError) Unwrap() error { return e.error }
 
 // idleTimeout is how long a connection is kept without a call; a server keeps
 // it longer.
@@ -236,7 +246,7 @@ func call[Req, Res any](
 			return res.Msg, nil
 		}
 		err = c.typed(err, req.Spec().Procedure)
-		if attempt >= c.attempts || !again(err) {
+		if attempt >= c.attempts || !again(err) || errors.As(err, new(outOfReachError)) {
 			return nil, err
 		}
 		if werr := pause(ctx, attempt); werr != nil {

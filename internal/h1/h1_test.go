@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"reflect"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -444,6 +445,50 @@ func TestWhoeverStillSendsIsToldThatTheCallHasEnded(t *testing.T) {
 	if err := <-sent; !errors.Is(err, io.ErrClosedPipe) {
 		t.Errorf("the sender ended with %v", err)
 	}
+}
+
+// TestAMessageForAServerThatHasGoneIsNotTaken: whoever sends it knows then that
+// nobody has read it.
+func TestAMessageForAServerThatHasGoneIsNotTaken(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	go func() {
+		nc, err := l.Accept()
+		if err != nil {
+			return
+		}
+		r := bufio.NewReader(nc)
+		for line := "-"; line != "\r\n" && err == nil; { // the head
+			line, err = r.ReadString('\n')
+		}
+		_, _ = io.ReadFull(r, make([]byte, len("a\r\n")+5+len("hello\r\n")))
+		_, _ = io.WriteString(nc, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n")
+		_ = nc.Close()
+	}()
+	var nc net.Conn
+	tr := &Transport{IdleTimeout: time.Minute, Duplex: true, Dial: func(ctx context.Context) (net.Conn, error) {
+		nc, err = dialer(l.Addr().String())(ctx)
+		return nc, err
+	}}
+	body, w := io.Pipe()
+	go func() { _, _ = w.Write(message("hello")) }()
+	res, err := post(t.Context(), t, tr, "http://"+l.Addr().String(), body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := make([]byte, 2); func() error { _, err := io.ReadFull(res.Body, got); return err }() != nil || string(got) != "ok" {
+		t.Fatalf("%q", got)
+	}
+	for peek(nc) != peekEnd { // the server's end is on its way
+		runtime.Gosched()
+	}
+	if _, err := w.Write(message("again")); !errors.Is(err, io.ErrClosedPipe) {
+		t.Errorf("%v: a message was taken", err)
+	}
+	_ = res.Body.Close()
 }
 
 func TestLongBodiesAreLeftToTheOtherTransport(t *testing.T) {

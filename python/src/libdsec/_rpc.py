@@ -99,7 +99,10 @@ class Rpc:
             try:
                 return await self._reaching(attempt)
             except (ExhaustedError, UnavailableError) as e:
-                if left == 0 or not _may_repeat(method, e):
+                # A server that was waited for is not to be waited for as often as
+                # the call may be sent.
+                waited = e.unreached and self._reached
+                if left == 0 or waited or not _may_repeat(method, e):
                     raise
             # Spread over the whole pause: a burst that was refused together
             # must not come back together.

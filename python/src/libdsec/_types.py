@@ -319,6 +319,11 @@ class ProcessInfo:
     session_id: str
     fault: str = ""
 
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended, with an outcome or a fault."""
+        return self.outcome is not None or bool(self.fault)
+
 
 @dataclass(frozen=True, kw_only=True)
 class SessionInfo:
