@@ -213,6 +213,17 @@ func (b *listened) Close() error {
 	return b.ReadCloser.Close()
 }
 
+// TestWhatIsNotCountedIsNotZero: a node may know how much is written, but not in
+// how many files.
+func TestWhatIsNotCountedIsNotZero(t *testing.T) {
+	zero := int64(0)
+	for want, u := range map[int64]*dsecv1.Usage{dsec.NotCounted: {DiskBytes: 1}, 0: {DiskBytes: 1, DiskInodes: &zero}} {
+		if got := usageOf(u); got.DiskInodes != want || got.DiskBytes != 1 {
+			t.Errorf("%v: %+v, want %d files", u, got, want)
+		}
+	}
+}
+
 // TestOneWordOnAnUnknownEnd: whose input was not sent whole is not attached to
 // again; it is told that the command may go on only where that is so.
 func TestOneWordOnAnUnknownEnd(t *testing.T) {

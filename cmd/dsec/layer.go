@@ -9,6 +9,7 @@ import (
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/client"
 	"github.com/opendsec/dsec/internal/layer/tardir"
+	"github.com/opendsec/dsec/internal/units"
 )
 
 func runLayerImport(ctx context.Context, e *env, args []string) error {
@@ -38,7 +39,7 @@ func runLayerImport(ctx context.Context, e *env, args []string) error {
 	return f.print(struct {
 		client.Layer
 		Findings []string `json:"findings,omitempty"`
-	}{l, findings}, "", [][]string{{l.Name, l.Digest, formatSize(l.Size)}})
+	}{l, findings}, "", [][]string{{l.Name, l.Digest, units.Bytes(l.Size)}})
 }
 
 // openArchive opens a file, a directory as a tar, or standard input.
@@ -65,7 +66,7 @@ func tarOf(dir string) io.ReadCloser {
 
 func runLayerList(ctx context.Context, e *env, args []string) error {
 	return list(ctx, e, args, "layer list", "NAME DIGEST SIZE FILES AGE SOURCE", (*client.Client).Layers, func(l client.Layer) []string {
-		return []string{l.Name, l.Digest[:min(len(l.Digest), 19)], formatSize(l.Size), fmt.Sprint(l.Files), age(l.Created), l.Source}
+		return []string{l.Name, l.Digest[:min(len(l.Digest), 19)], units.Bytes(l.Size), fmt.Sprint(l.Files), age(l.Created), l.Source}
 	})
 }
 

@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/opendsec/dsec/internal/units"
 )
 
 // The kernel charges nearly all that it keeps for a process to the memory of
@@ -139,7 +141,7 @@ func (i *instance) killHoard(what string) {
 	again := time.Since(i.hoarded) < hoardAgain
 	i.hoarded = time.Now()
 	if again {
-		i.cause = fmt.Sprintf("it took more than %d MiB of the host's memory for %s, which no limit of the sandbox counts", hoardLimit>>20, what)
+		i.cause = fmt.Sprintf("it took more than %s of the host's memory for %s, which no limit of the sandbox counts", units.Bytes(hoardLimit), what)
 	}
 	group := i.sh.group
 	i.mu.Unlock()

@@ -309,7 +309,7 @@ def usage(m: sandbox_pb2.UsageResponse) -> t.Usage:
         memory_bytes=u.memory_bytes,
         memory_peak_bytes=u.memory_peak_bytes,
         disk_bytes=u.disk_bytes,
-        disk_inodes=u.disk_inodes,
+        disk_inodes=u.disk_inodes if u.HasField("disk_inodes") else None,
         pids=u.pids,
         oom_kills=u.oom_kills,
         limits=limits(u.limits),

@@ -69,7 +69,7 @@ class Limits:
         milli_cpu: Thousandths of one CPU.
         memory_bytes: Of all processes and files in memory together.
         disk_bytes: Of the writable layer.
-        disk_inodes: Files of the writable layer.
+        disk_inodes: Files of the writable layer; None where the node's disk driver does not count them.
         pids: Processes and threads.
     """
 
@@ -149,7 +149,7 @@ class Usage:
     memory_bytes: int
     memory_peak_bytes: int
     disk_bytes: int
-    disk_inodes: int
+    disk_inodes: int | None
     pids: int
     oom_kills: int
     limits: Limits
