@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -31,7 +32,7 @@ func runLayerImport(ctx context.Context, e *env, args []string) error {
 	defer c.Close()
 	l, findings, err := c.ImportLayer(ctx, args[0], *sel, archive)
 	if err != nil {
-		return err
+		return ofImport(err, args[1])
 	}
 	for _, finding := range findings {
 		_, _ = fmt.Fprintln(e.stderr, "dsec: found: "+finding)
@@ -42,6 +43,32 @@ func runLayerImport(ctx context.Context, e *env, args []string) error {
 	}{l, findings}, "", [][]string{{l.Name, l.Digest, units.Bytes(l.Size)}})
 }
 
+// ofImport names what the caller gave as it was given: the fields of the call are
+// of no use here. Those of an image are told behind its file.
+func ofImport(err error, file string) error {
+	de, ok := errors.AsType[*dsec.Error](err)
+	if !ok {
+		return err
+	}
+	if file == "-" {
+		file = "standard input"
+	}
+	named := *de
+	switch de.Field {
+	case "":
+		return err
+	case "name":
+		named.Field = "NAME"
+	case "select":
+		named.Field = "--select"
+	case "archive":
+		named.Field = file
+	default:
+		named.Field = file + ": " + de.Field
+	}
+	return &named
+}
+
 // openArchive opens a file, a directory as a tar, or standard input.
 func openArchive(e *env, name string) (io.ReadCloser, error) {
 	if name == "-" {
@@ -49,7 +76,7 @@ func openArchive(e *env, name string) (io.ReadCloser, error) {
 	}
 	info, err := os.Stat(name)
 	if err != nil {
-		return nil, dsec.Invalid("FILE", "%v", err)
+		return nil, dsec.Invalid("FILE", "%v", err) // which names it
 	}
 	if info.IsDir() {
 		return tarOf(name), nil

@@ -242,6 +242,19 @@ def test_an_error_of_the_twin_has_one_traceback(unused_url: str) -> None:
     assert text.count("Traceback (most recent call last)") == 1, text
 
 
+@pytest.mark.parametrize(
+    ("told", "named"),
+    [("data", "archive"), ("open.name", "name"), ("select", "select"), ("manifest", "manifest")],
+)
+async def test_an_import_names_what_was_given(
+    wire: Wire, client: libdsec.DSecClient, told: str, named: str
+) -> None:
+    wire.on(m.IMPORT_LAYER, streams(end(error("invalid_argument", "invalid", f"{told}: bad", field=told))))
+    with pytest.raises(libdsec.InvalidError) as caught:
+        await client.import_layer([b"no tar"], name="x")
+    assert (caught.value.field, str(caught.value)) == (named, f"{named}: bad (invalid)")
+
+
 async def test_field_is_told_once(wire: Wire, client: libdsec.DSecClient) -> None:
     wire.on(m.START, fails(400, error("invalid_argument", "invalid", "command: want one", field="command")))
     with pytest.raises(libdsec.InvalidError) as caught:

@@ -35,7 +35,9 @@ class DSecContainerRunArgs:
         network_rules: Name of a mirror or package manager to whether it may be
             reached. All False is no network. True raises `UnsupportedError`
             where the server cannot enforce the rule.
-        init_user: Who commands run as: `name`, `uid`, `name:group` or `uid:gid`.
+        init_user: Who commands run as that name no user: `name`, `uid`, `name:group` or `uid:gid`.
+            A name is looked up when a command starts, which raises `NotFoundError` where the
+            sandbox's /etc/passwd does not have it (yet).
         workdir: Where commands start, absolute.
         env: Environment of every command.
         labels: For finding sandboxes again with `list`.
