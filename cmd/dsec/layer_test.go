@@ -21,7 +21,7 @@ func TestImportNamesWhatWasGiven(t *testing.T) {
 	if got := line(ofImport(dsec.Invalid("archive", "bad"), "-")); got != "standard input: bad (invalid)" {
 		t.Error(got)
 	}
-	if err := errors.New("of the disk"); ofImport(err, "a.tar") != err { //nolint:errorlint // the same error
+	if err := errors.New("of the disk"); ofImport(err, "a.tar") != err {
 		t.Error("an error of this machine is changed")
 	}
 }

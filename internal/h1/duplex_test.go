@@ -160,4 +160,3 @@ func TestAMessageForAServerThatHasGoneIsNotTaken(t *testing.T) {
 	}
 	_ = res.Body.Close()
 }
-
