@@ -18,6 +18,7 @@ package client
 import (
 	"cmp"
 	"context"
+	crand "crypto/rand"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -64,6 +65,8 @@ type Options struct {
 type Client struct {
 	url      string
 	attempts int
+	name     string                                // random: what it names begins with it
+	tags     atomic.Uint64                         // given so far
 	idle     []interface{ CloseIdleConnections() } // none where the caller brought a transport
 
 	sandbox dsecv1connect.SandboxServiceClient
@@ -86,7 +89,7 @@ func New(o Options) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Client{url: strings.TrimRight(o.URL, "/"), attempts: o.Attempts}
+	c := &Client{url: strings.TrimRight(o.URL, "/"), attempts: o.Attempts, name: crand.Text()}
 	if c.attempts <= 0 {
 		c.attempts = 5
 	}

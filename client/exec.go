@@ -3,8 +3,8 @@ package client
 import (
 	"bytes"
 	"context"
-	"crypto/rand"
 	"slices"
+	"strconv"
 	"time"
 
 	"connectrpc.com/connect"
@@ -24,15 +24,24 @@ const numberTries = 10
 
 // exec runs the command in one round trip.
 func (c *Cmd) exec(ctx context.Context) ([]byte, dsec.Outcome, error) {
-	tag := rand.Text()
-	looking, stop := context.WithCancel(ctx)
-	defer stop()
-	number := make(chan uint64, 1)
-	timer := time.AfterFunc(numberAfter, func() { number <- c.number(looking, tag) })
+	tag := c.sandbox.c.tag()
+	number, answered := make(chan uint64, 1), make(chan struct{})
+	timer := time.AfterFunc(numberAfter, func() {
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		go func() {
+			select {
+			case <-answered:
+			case <-ctx.Done():
+			}
+			cancel()
+		}()
+		number <- c.number(ctx, tag)
+	})
 	res, err := c.sandbox.c.process.Exec(ctx, connect.NewRequest(&dsecv1.ExecRequest{
 		SandboxId: string(c.sandbox.id), Command: c.message(), Tag: tag,
 	}))
-	stop()
+	close(answered)
 	if err != nil {
 		process := uint64(0)
 		if !timer.Stop() {
@@ -52,6 +61,9 @@ func (c *Cmd) exec(ctx context.Context) ([]byte, dsec.Outcome, error) {
 	}
 	return res.Msg.Stdout, o, nil
 }
+
+// tag is a name for a call that no other call has.
+func (c *Client) tag() string { return c.name + strconv.FormatUint(c.tags.Add(1), 36) }
 
 // number asks for the number of the command that the Exec call with that tag
 // runs; it is 0 where ctx ends before the answer.
