@@ -103,13 +103,16 @@ func (o Outcome) ShellStatus() int {
 	return o.Code
 }
 
+// NotCounted is in place of an amount that a node does not know.
+const NotCounted = -1
+
 // Usage is what a sandbox uses now and has used so far.
 type Usage struct {
 	CPU          time.Duration
 	MemoryBytes  int64 // now
 	MemoryPeak   int64
 	DiskBytes    int64 // of the writable layer
-	DiskInodes   int64
+	DiskInodes   int64 // NotCounted where the node's disk driver does not count files
 	Pids         int64
 	OOMKills     int64
 	MemoryLimit  int64

@@ -3,6 +3,7 @@
 
 #include "session.h"
 
+#include <signal.h>
 #include <stdlib.h>
 #include <sys/wait.h>
 
@@ -51,7 +52,8 @@ void process_over(struct process *p) {
 static struct outcome outcome_of(struct process *p) {
 	int status = p->exit.status;
 	struct outcome o = {
-		.timed_out = p->timed_out,
+		// Any other end is its own: it was on its way when the time was over.
+		.timed_out = p->timed_out && WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL,
 		.output_limit = p->over,
 		.started = p->started,
 		.duration = p->elapsed,

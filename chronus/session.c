@@ -4,6 +4,7 @@
 #include "text.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,6 +15,10 @@
 // command were killed, and how often they are looked for.
 #define INTERRUPT_EVERY (50 * MILLISECOND)
 #define INTERRUPT_TRIES 20
+
+// How many rounds of the loop a status is waited for that was there when the time
+// of its command was over: more than all that can be ready takes.
+#define LATE_ROUNDS 64
 
 // The loops that the shells run. The text is sourced by a path that opens the
 // pipe anew, and ends where nobody has the other end open any more. The function
@@ -46,6 +51,7 @@ struct run {
 	int *before; // processes that ran before it, sorted
 	size_t before_len;
 	bool timed_out;
+	int late; // rounds since its time was over in which a status was there to be read
 	bool finished; // its status is known: its output is being drained
 	uint8_t status;
 	int tries; // of killing what it started; 0: nothing is being killed
@@ -380,6 +386,14 @@ static void on_status(struct watch *w, uint32_t events) {
 
 static void on_timeout(struct timer *t) {
 	struct session *s = container_of(t, struct session, timeout);
+	struct pollfd f = {.fd = s->status.fd, .events = POLLIN};
+	// This may come before the word of a command that ended in time: what the
+	// shell has told by now is read first. Not for ever, since anybody can write there.
+	if (s->run.late < LATE_ROUNDS && poll(&f, 1, 0) > 0) {
+		s->run.late++;
+		timer_set(t, now());
+		return;
+	}
 	s->run.timed_out = true;
 	session_interrupt_run(s);
 }

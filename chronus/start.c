@@ -7,8 +7,10 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 enum { STDOUT = 1, STDERR = 2, STREAM_PTY = 3 };
@@ -80,8 +82,20 @@ static bool open_files(struct process *p, const struct start *s, struct child_fi
 	return open_output(p, STDOUT, &f->out, e) && open_output(p, STDERR, &f->err, e);
 }
 
+// has_exited tells whether a child has ended and was not waited for yet.
+static bool has_exited(int pid) {
+	siginfo_t info = {0};
+	return waitid(P_PID, (id_t)pid, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == pid;
+}
+
+// on_timeout may be late, on a host that is busy, and before the word of an end.
+// A command that ended by itself meanwhile did not time out. Stopped, it does not
+// take the end of what it started, which is killed with it, for its own.
 static void on_timeout(struct timer *t) {
 	struct process *p = container_of(t, struct process, timer);
+	kill(p->pid, SIGSTOP);
+	if (has_exited(p->pid))
+		return;
 	p->timed_out = true;
 	process_kill(p);
 }

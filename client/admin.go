@@ -47,7 +47,7 @@ func (c *Client) ImportLayer(ctx context.Context, name, sel string, archive io.R
 	defer cancel()
 	stream := c.layer.ImportLayer(ctx)
 	open := &dsecv1.ImportLayerRequest{Message: &dsecv1.ImportLayerRequest_Open{Open: &dsecv1.ImportLayerOpen{Name: name, Select: sel}}}
-	res, err := send(c, cancel, stream, open, archive, func(b []byte) *dsecv1.ImportLayerRequest {
+	res, err := send(c, cancel, stream, open, archive, "archive", func(b []byte) *dsecv1.ImportLayerRequest {
 		return &dsecv1.ImportLayerRequest{Message: &dsecv1.ImportLayerRequest_Data{Data: b}}
 	})
 	if err != nil {

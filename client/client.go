@@ -18,6 +18,7 @@ package client
 import (
 	"cmp"
 	"context"
+	crand "crypto/rand"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -64,6 +65,8 @@ type Options struct {
 type Client struct {
 	url      string
 	attempts int
+	name     string                                // random: what it names begins with it
+	tags     atomic.Uint64                         // given so far
 	idle     []interface{ CloseIdleConnections() } // none where the caller brought a transport
 
 	sandbox dsecv1connect.SandboxServiceClient
@@ -86,7 +89,7 @@ func New(o Options) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Client{url: strings.TrimRight(o.URL, "/"), attempts: o.Attempts}
+	c := &Client{url: strings.TrimRight(o.URL, "/"), attempts: o.Attempts, name: crand.Text()}
 	if c.attempts <= 0 {
 		c.attempts = 5
 	}
@@ -161,11 +164,21 @@ func (d *dialer) DialContext(ctx context.Context, network, address string) (net.
 			d.reached.Store(true)
 			return conn, nil
 		}
-		if !errors.Is(err, syscall.ECONNREFUSED) || !d.reached.Load() || time.Now().After(end) || d.pause(ctx, min(attempt, 4)) != nil {
+		if !errors.Is(err, syscall.ECONNREFUSED) || !d.reached.Load() {
 			return nil, err
+		}
+		if time.Now().After(end) || d.pause(ctx, min(attempt, 4)) != nil {
+			return nil, outOfReachError{err}
 		}
 	}
 }
+
+// outOfReachError is that of a server that was waited for: a call is not to wait
+// as often as it may be sent.
+type outOfReachError struct{ error }
+
+// Unwrap returns what the last attempt failed with.
+func (e outOfReachError) Unwrap() error { return e.error }
 
 // idleTimeout is how long a connection is kept without a call; a server keeps
 // it longer.
@@ -236,7 +249,7 @@ func call[Req, Res any](
 			return res.Msg, nil
 		}
 		err = c.typed(err, req.Spec().Procedure)
-		if attempt >= c.attempts || !again(err) {
+		if attempt >= c.attempts || !again(err) || errors.As(err, new(outOfReachError)) {
 			return nil, err
 		}
 		if werr := pause(ctx, attempt); werr != nil {

@@ -10,11 +10,13 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
 
 	"connectrpc.com/connect"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/apierr"
@@ -30,6 +32,11 @@ type refusing struct {
 	n     int64
 	calls atomic.Int64
 	start func(*connect.ServerStream[dsecv1.ProcessEvent]) error
+
+	// Where set, Exec calls break off once the number of their command was asked for.
+	numbered chan struct{}
+	attached func(*dsecv1.AttachRequest, *connect.ServerStream[dsecv1.ProcessEvent]) error
+	tag      atomic.Value
 }
 
 func (r *refusing) refuse() error {
@@ -43,7 +50,13 @@ func (r *refusing) Create(context.Context, *connect.Request[dsecv1.CreateRequest
 	return connect.NewResponse(&dsecv1.CreateResponse{Sandbox: &dsecv1.Sandbox{Id: "x"}, Launch: "warm"}), r.refuse()
 }
 
-func (r *refusing) Exec(context.Context, *connect.Request[dsecv1.ExecRequest]) (*connect.Response[dsecv1.ExecResponse], error) {
+func (r *refusing) Exec(_ context.Context, req *connect.Request[dsecv1.ExecRequest]) (*connect.Response[dsecv1.ExecResponse], error) {
+	if r.numbered != nil {
+		r.calls.Add(1)
+		r.tag.Store(req.Msg.Tag)
+		<-r.numbered
+		panic(http.ErrAbortHandler)
+	}
 	return connect.NewResponse(&dsecv1.ExecResponse{Outcome: &dsecv1.Outcome{End: &dsecv1.Outcome_ExitCode{ExitCode: 3}}, Stdout: []byte("out")}), r.refuse()
 }
 
@@ -52,15 +65,23 @@ func (r *refusing) Start(_ context.Context, _ *connect.Request[dsecv1.StartReque
 }
 
 // Attach knows of no more than Start has told.
-func (r *refusing) Attach(context.Context, *connect.Request[dsecv1.AttachRequest], *connect.ServerStream[dsecv1.ProcessEvent]) error {
+func (r *refusing) Attach(_ context.Context, req *connect.Request[dsecv1.AttachRequest], out *connect.ServerStream[dsecv1.ProcessEvent]) error {
+	if r.attached != nil {
+		return r.attached(req.Msg, out)
+	}
 	return apierr.Encode(&dsec.Error{Code: dsec.CodeNotFound, Field: "process_id", Message: "no process 7"})
 }
 
 // ListProcesses tells of one command that ended and one that may go on.
 func (r *refusing) ListProcesses(context.Context, *connect.Request[dsecv1.ListProcessesRequest]) (*connect.Response[dsecv1.ListProcessesResponse], error) {
 	return connect.NewResponse(&dsecv1.ListProcessesResponse{Processes: []*dsecv1.Process{
-		{ProcessId: 7, Fault: "process 7 ended while the disk was full"}, {ProcessId: 8},
+		{ProcessId: 7, Fault: "process 7 ended while the disk was full"}, {ProcessId: 8}, {ProcessId: 9, Tag: tagOf(r)},
 	}}), nil
+}
+
+func tagOf(r *refusing) string {
+	tag, _ := r.tag.Load().(string)
+	return tag
 }
 
 func serve(t *testing.T, r *refusing) *Client {
@@ -116,6 +137,90 @@ func TestCommandsAreNeverSentAgain(t *testing.T) {
 	out, o, err := sb.Command("true").Output(t.Context())
 	if err != nil || o.Code != 3 || string(out) != "out" {
 		t.Errorf("control: %q %+v %v", out, o, err)
+	}
+}
+
+// TestOutputThatBreaksOffGoesOn: what a command has written is asked for by its
+// number, which was learned while the call lasted, and the command is not sent again.
+func TestOutputThatBreaksOffGoesOn(t *testing.T) {
+	output := func(seq uint64, s dsecv1.Stream, text string) *dsecv1.ProcessEvent {
+		return &dsecv1.ProcessEvent{Event: &dsecv1.ProcessEvent_Output{Output: &dsecv1.Output{Stream: s, Seq: seq, Data: []byte(text)}}}
+	}
+	gap := &dsecv1.ProcessEvent{Event: &dsecv1.ProcessEvent_Gap{Gap: &dsecv1.Gap{To: 6}}}
+	exited := &dsecv1.ProcessEvent{Event: &dsecv1.ProcessEvent_Exited{Exited: &dsecv1.Exited{Outcome: &dsecv1.Outcome{
+		Started: timestamppb.Now(), End: &dsecv1.Outcome_ExitCode{ExitCode: 4},
+	}}}}
+	rest := []*dsecv1.ProcessEvent{output(6, dsecv1.Stream_STREAM_STDERR, "err"), output(9, dsecv1.Stream_STREAM_STDOUT, "after"), exited}
+	for name, tc := range map[string]struct {
+		events []*dsecv1.ProcessEvent
+		want   string
+		err    string
+	}{
+		"whole": {append([]*dsecv1.ProcessEvent{output(0, dsecv1.Stream_STREAM_STDOUT, "before")}, rest...), "beforeafter", ""},
+		"lost":  {append([]*dsecv1.ProcessEvent{gap}, rest...), "after", "6 bytes of the output of process 9 were lost while the server was away"},
+	} {
+		r := &refusing{numbered: make(chan struct{}), attached: func(req *dsecv1.AttachRequest, out *connect.ServerStream[dsecv1.ProcessEvent]) error {
+			if req.ProcessId != 9 || req.FromSeq != 0 || !req.Own {
+				t.Errorf("%s: attached to %v", name, req)
+			}
+			for _, ev := range tc.events {
+				if err := out.Send(ev); err != nil {
+					return err
+				}
+			}
+			return nil
+		}}
+		listed := &listening{RoundTripper: http.DefaultTransport, path: dsecv1connect.ProcessServiceListProcessesProcedure, read: sync.OnceFunc(func() { close(r.numbered) })}
+		c, err := New(Options{URL: serve(t, r).url, APIKey: "e2b_x", Transport: listed})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var stderr strings.Builder
+		cmd := c.Sandbox("x").Command("true")
+		cmd.Stderr = &stderr
+		out, o, err := cmd.Output(t.Context())
+		if string(out) != tc.want || stderr.String() != "err" || o.Code != 4 || r.calls.Load() != 1 {
+			t.Errorf("%s: %q, %q, %+v, %d calls", name, out, stderr.String(), o, r.calls.Load())
+		}
+		if tc.err == "" && err != nil || tc.err != "" && (err == nil || dsec.CodeOf(err) != dsec.CodeOutcomeUnknown || err.Error() != tc.err) {
+			t.Errorf("%s: %v, want %q", name, err, tc.err)
+		}
+	}
+}
+
+// listening tells when an answer to a call of one path was read to its end.
+type listening struct {
+	http.RoundTripper
+	path string
+	read func()
+}
+
+func (l *listening) RoundTrip(req *http.Request) (*http.Response, error) {
+	res, err := l.RoundTripper.RoundTrip(req)
+	if err == nil && req.URL.Path == l.path {
+		res.Body = &listened{res.Body, l.read}
+	}
+	return res, err
+}
+
+type listened struct {
+	io.ReadCloser
+	read func()
+}
+
+func (b *listened) Close() error {
+	defer b.read()
+	return b.ReadCloser.Close()
+}
+
+// TestWhatIsNotCountedIsNotZero: a node may know how much is written, but not in
+// how many files.
+func TestWhatIsNotCountedIsNotZero(t *testing.T) {
+	zero := int64(0)
+	for want, u := range map[int64]*dsecv1.Usage{dsec.NotCounted: {DiskBytes: 1}, 0: {DiskBytes: 1, DiskInodes: &zero}} {
+		if got := usageOf(u); got.DiskInodes != want || got.DiskBytes != 1 {
+			t.Errorf("%v: %+v, want %d files", u, got, want)
+		}
 	}
 }
 
@@ -272,6 +377,21 @@ func TestServerIsOutOfReachForAWhile(t *testing.T) {
 		t.Error(err)
 	}
 	_ = l.Close()
+	// Whoever has waited does not wait again, as often as the call may be sent.
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	d.pause = func(context.Context, int) error { return ctx.Err() } // the time is over
+	if err := dial(); !errors.As(err, new(outOfReachError)) || !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Errorf("waited for: %v", err)
+	}
+	calls := 0
+	_, err = call(t.Context(), &Client{attempts: 5}, func(context.Context, *connect.Request[dsecv1.GetRequest]) (*connect.Response[dsecv1.GetResponse], error) {
+		calls++
+		return nil, connect.NewError(connect.CodeUnavailable, dial())
+	}, &dsecv1.GetRequest{}, dsec.Retryable)
+	if err == nil || dsec.CodeOf(err) != dsec.CodeUnavailable || calls != 1 {
+		t.Errorf("%v after %d calls", err, calls)
+	}
 	d.reached.Store(false)
 	if err := dial(); !errors.Is(err, syscall.ECONNREFUSED) {
 		t.Errorf("a server that never was: %v", err)

@@ -97,9 +97,11 @@ func (c *Cmd) Run(ctx context.Context) (dsec.Outcome, error) {
 const MaxOutput = 16 << 20
 
 // Output runs the command and returns its standard output, also where the
-// outcome is a timeout or another failure of the command. Where no stream is
-// set it costs one round trip; and then it does not go on over a restart of the
-// server as Run does, for it learns of the command's number with its end only.
+// outcome is a timeout or another failure of the command. It goes on over a
+// restart of the server as Wait does. Where neither Stdin nor PTY is set it costs
+// one round trip, and then what it goes on with is a command that ran for half a
+// second before, and wrote no more than the server keeps of it, 256 KiB or less
+// where many commands write: else the error's code is outcome_unknown.
 func (c *Cmd) Output(ctx context.Context) ([]byte, dsec.Outcome, error) {
 	if c.Stdin == nil && c.PTY == nil {
 		return c.exec(ctx)
@@ -108,31 +110,6 @@ func (c *Cmd) Output(ctx context.Context) ([]byte, dsec.Outcome, error) {
 	c.Stdout, c.OutputLimit = &out, cmp.Or(c.OutputLimit, MaxOutput)
 	o, err := c.Run(ctx)
 	return out.Bytes(), o, err
-}
-
-func (c *Cmd) exec(ctx context.Context) ([]byte, dsec.Outcome, error) {
-	res, err := call(ctx, c.sandbox.c, c.sandbox.c.process.Exec, &dsecv1.ExecRequest{
-		SandboxId: string(c.sandbox.id), Command: c.message(),
-	}, never)
-	if de, ok := errors.AsType[*dsec.Error](err); ok && de.Code == dsec.CodeOutcomeUnknown {
-		err = &dsec.Error{
-			Code: de.Code, Field: de.Field, Err: err,
-			Message: de.Message + " (Processes lists the command if it was started; Run in place of Output goes on with it by itself)",
-		}
-	}
-	if err != nil {
-		return nil, dsec.Outcome{}, err
-	}
-	o, ok := outcomeOf(res.Outcome)
-	if !ok {
-		return nil, dsec.Outcome{}, dsec.Errorf(dsec.CodeOutcomeUnknown, "the server told no outcome")
-	}
-	if c.Stderr != nil {
-		if _, err := c.Stderr.Write(res.Stderr); err != nil {
-			return res.Stdout, o, err
-		}
-	}
-	return res.Stdout, o, nil
 }
 
 // Start starts the command and returns once it runs. Wait must be called. The

@@ -46,10 +46,14 @@ func sandboxOf(m *dsecv1.Sandbox) *dsec.Sandbox {
 
 func usageOf(u *dsecv1.Usage) dsec.Usage {
 	l := limitsOf(u.GetLimits())
+	inodes := int64(dsec.NotCounted)
+	if u != nil && u.DiskInodes != nil {
+		inodes = *u.DiskInodes
+	}
 	return dsec.Usage{
 		CPU: u.GetCpu().AsDuration(), CPUThrottled: u.GetCpuThrottled().AsDuration(),
 		MemoryBytes: u.GetMemoryBytes(), MemoryPeak: u.GetMemoryPeakBytes(),
-		DiskBytes: u.GetDiskBytes(), DiskInodes: u.GetDiskInodes(), Pids: u.GetPids(), OOMKills: u.GetOomKills(),
+		DiskBytes: u.GetDiskBytes(), DiskInodes: inodes, Pids: u.GetPids(), OOMKills: u.GetOomKills(),
 		MemoryLimit: l.MemoryBytes, DiskLimit: l.DiskBytes, PidsLimit: l.Pids, MilliCPU: l.MilliCPU,
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"io"
 	"io/fs"
 	"iter"
+	"strings"
 	"time"
 	"unicode/utf8"
 
@@ -189,7 +190,7 @@ func (s *Sandbox) Write(ctx context.Context, path string, r io.Reader, o WriteOp
 	open := &dsecv1.WriteRequest{Message: &dsecv1.WriteRequest_Open{Open: &dsecv1.WriteOpen{
 		SandboxId: string(s.id), Path: pathOf(path), Mode: unixMode(o.Mode), User: o.User, Append: o.Append,
 	}}}
-	res, err := send(s.c, cancel, stream, open, r, func(b []byte) *dsecv1.WriteRequest {
+	res, err := send(s.c, cancel, stream, open, r, "data", func(b []byte) *dsecv1.WriteRequest {
 		return &dsecv1.WriteRequest{Message: &dsecv1.WriteRequest_Data{Data: b}}
 	})
 	if err != nil {
@@ -215,7 +216,7 @@ func (s *Sandbox) Upload(ctx context.Context, path string, tar io.Reader, user s
 	defer cancel()
 	stream := s.c.file.Upload(ctx)
 	open := &dsecv1.UploadRequest{Message: &dsecv1.UploadRequest_Open{Open: &dsecv1.UploadOpen{SandboxId: string(s.id), Path: pathOf(path), User: user}}}
-	res, err := send(s.c, cancel, stream, open, tar, func(b []byte) *dsecv1.UploadRequest {
+	res, err := send(s.c, cancel, stream, open, tar, "tar", func(b []byte) *dsecv1.UploadRequest {
 		return &dsecv1.UploadRequest{Message: &dsecv1.UploadRequest_Data{Data: b}}
 	})
 	if err != nil {
@@ -225,8 +226,22 @@ func (s *Sandbox) Upload(ctx context.Context, path string, tar io.Reader, user s
 }
 
 // send streams open and then r in chunks. A reader that fails cancels the
-// call, so that a part never looks like the whole.
+// call, so that a part never looks like the whole. Errors name r as the caller's
+// caller does.
 func send[Req, Res any](
+	c *Client, cancel context.CancelFunc, stream *connect.ClientStreamForClient[Req, Res], open *Req, r io.Reader, name string, data func([]byte) *Req,
+) (*Res, error) {
+	res, err := sendAll(c, cancel, stream, open, r, data)
+	if de, ok := errors.AsType[*dsec.Error](err); ok {
+		// What carries it is of no interest to who called with an argument.
+		if de.Field = strings.TrimPrefix(de.Field, "open."); de.Field == "data" {
+			de.Field = name
+		}
+	}
+	return res, err
+}
+
+func sendAll[Req, Res any](
 	c *Client, cancel context.CancelFunc, stream *connect.ClientStreamForClient[Req, Res], open *Req, r io.Reader, data func([]byte) *Req,
 ) (*Res, error) {
 	procedure := stream.Spec().Procedure

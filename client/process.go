@@ -34,6 +34,9 @@ type ProcessInfo struct {
 	Fault string
 }
 
+// Ended reports whether the command has ended, with an outcome or a fault.
+func (p *ProcessInfo) Ended() bool { return p.Outcome != nil || p.Fault != "" }
+
 // Processes lists the sandbox's commands.
 func (s *Sandbox) Processes(ctx context.Context) ([]ProcessInfo, error) {
 	res, err := call(ctx, s.c, s.c.process.ListProcesses, &dsecv1.ListProcessesRequest{SandboxId: string(s.id)}, dsec.Retryable)

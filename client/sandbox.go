@@ -19,9 +19,11 @@ const Never time.Duration = -1
 type SandboxOptions struct {
 	Backend dsec.Kind
 	// Layers are names or digests, lowest first.
-	Layers  []string
-	Limits  dsec.Limits
-	Env     map[string]string
+	Layers []string
+	Limits dsec.Limits
+	Env    map[string]string
+	// User runs the commands that name none. A name is looked up in the sandbox's
+	// /etc/passwd when a command starts: one that is not there yet may be made first.
 	User    string
 	Workdir string
 	// IdleTimeout kills after that long without activity, MaxLifetime that

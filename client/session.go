@@ -66,15 +66,37 @@ func (s *Sandbox) Sessions(ctx context.Context) ([]string, error) {
 func (n *Session) ID() string { return n.id }
 
 // Run runs one command in the session and copies its output. A timeout of 0 is
-// none. All commands of a Session go over one open stream. Canceling ctx
-// interrupts the command, as Interrupt does, or takes it out of those that wait
-// for their turn; the session keeps its directory, environment and functions.
+// none. All commands of a Session go over one open stream. Where the server is
+// restarted the session goes on, but how a command ended that was under way then is
+// not known: the error's code is outcome_unknown, and the next command runs after
+// it. Canceling ctx interrupts the command, as Interrupt does, or takes it out of
+// those that wait for their turn; the session keeps its directory, environment and functions.
 func (n *Session) Run(ctx context.Context, command string, timeout time.Duration, stdout, stderr io.Writer) (dsec.Outcome, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if err := ctx.Err(); err != nil {
 		return dsec.Outcome{}, err
 	}
+	for {
+		reused := n.stream != nil
+		o, accepted, err := n.runOn(ctx, command, timeout, stdout, stderr)
+		if err == nil {
+			return o, nil
+		}
+		n.drop()
+		if cerr := ctx.Err(); cerr != nil {
+			return dsec.Outcome{}, cerr
+		}
+		if !reused || accepted {
+			return o, err
+		}
+		// The server has ended the stream since the last command, as by a restart.
+	}
+}
+
+// runOn runs a command on the session's stream, or on a new one. accepted is false
+// where the server provably has not begun it.
+func (n *Session) runOn(ctx context.Context, command string, timeout time.Duration, stdout, stderr io.Writer) (o dsec.Outcome, accepted bool, err error) {
 	if n.stream == nil {
 		life, cancel := context.WithCancel(context.WithoutCancel(ctx))
 		n.stream, n.cancel = n.sandbox.c.session.RunCommands(life), cancel
@@ -85,17 +107,6 @@ func (n *Session) Run(ctx context.Context, command string, timeout time.Duration
 		// HTTP/2 of net/http sees the cancel once it does not wait for a body.
 		_ = stream.CloseRequest()
 	})()
-	o, err := n.run(command, timeout, stdout, stderr)
-	if err != nil {
-		n.drop()
-		if cerr := ctx.Err(); cerr != nil {
-			return dsec.Outcome{}, cerr
-		}
-	}
-	return o, err
-}
-
-func (n *Session) run(command string, timeout time.Duration, stdout, stderr io.Writer) (dsec.Outcome, error) {
 	req := &dsecv1.RunCommandRequest{SandboxId: string(n.sandbox.id), SessionId: n.id, Command: command}
 	if timeout != 0 {
 		req.Timeout = durationpb.New(timeout)
@@ -103,20 +114,24 @@ func (n *Session) run(command string, timeout time.Duration, stdout, stderr io.W
 	typed := func(err error) error {
 		return n.sandbox.c.typed(err, dsecv1connect.SessionServiceRunCommandsProcedure)
 	}
-	// Where Send fails with EOF the server has ended the stream; Receive tells why.
-	if err := n.stream.Send(req); err != nil && !errors.Is(err, io.EOF) {
-		return dsec.Outcome{}, typed(err)
+	unsent := stream.Send(req)
+	if unsent != nil && !errors.Is(unsent, io.EOF) {
+		return o, false, typed(unsent)
 	}
-	for {
-		ev, err := n.stream.Receive()
+	// Where Send fails with EOF the server has ended the stream; Receive tells why.
+	for first := true; ; first = false {
+		ev, err := stream.Receive()
 		if errors.Is(err, io.EOF) {
-			return dsec.Outcome{}, dsec.Errorf(dsec.CodeOutcomeUnknown, "the stream ended before the command did")
+			err = dsec.Errorf(dsec.CodeOutcomeUnknown, "the stream ended before the command did")
 		} else if err != nil {
-			return dsec.Outcome{}, typed(err)
+			err = typed(err)
+		}
+		if err != nil {
+			return o, unsent == nil && (!first || dsec.CodeOf(err) != dsec.CodeUnavailable), err
 		}
 		o, ended, err := event(ev, stdout, stderr, nil)
 		if err != nil || ended {
-			return o, err
+			return o, true, err
 		}
 	}
 }

@@ -110,7 +110,7 @@ func busyboxTar(t testing.TB) []byte {
 		add(&tar.Header{Typeflag: tar.TypeDir, Name: d, Mode: 0o755}, nil)
 	}
 	add(&tar.Header{Name: "bin/busybox", Mode: 0o755}, program)
-	for name := range strings.FieldsSeq("sh cat echo ls sleep true false id env nproc stty tty head dd sha256sum kill seq wc readlink") {
+	for name := range strings.FieldsSeq("sh cat echo ls sleep true false id env nproc stty tty head dd sha256sum kill seq wc readlink uname") {
 		add(&tar.Header{Typeflag: tar.TypeSymlink, Name: "bin/" + name, Linkname: "busybox"}, nil)
 	}
 	add(&tar.Header{Name: "etc/passwd", Mode: 0o644}, []byte("root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/sh\n"))

@@ -3,6 +3,7 @@ package test
 import (
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -10,6 +11,116 @@ import (
 	"github.com/opendsec/dsec/client"
 	"github.com/opendsec/dsec/internal/testutil"
 )
+
+// TestDocsAreRunAsTheyStand follows the README on a server with containers: the
+// quick start, which imports the layer that all examples use, then the calls by
+// curl, there and in docs/api.md, and the Go program. The tests of the Python SDK
+// run its examples.
+func TestDocsAreRunAsTheyStand(t *testing.T) {
+	testutil.Require(t, testutil.Program("curl"), testutil.Program("perl"), testutil.Program("bash"))
+	s := containers(t)
+	d := &reader{t: t, server: s, dir: testutil.Dir(t)}
+	key, err := os.ReadFile(s.keyFile)
+	check(t, err)
+	d.key = strings.TrimSpace(string(key))
+	check(t, os.WriteFile(filepath.Join(d.dir, "rootfs.tar"), busyboxTar(t), 0o600))
+	check(t, os.Mkdir(filepath.Join(d.dir, "docs"), 0o700))
+	check(t, os.Mkdir(filepath.Join(d.dir, "bin"), 0o700))
+	check(t, os.Symlink(dsecBinary, filepath.Join(d.dir, "bin", "dsec")))
+
+	readme := read(t, "../README.md")
+	// What comes before is this machine's, and is in the way of no other test.
+	before, start, ok := strings.Cut(section(t, readme, "## Five minutes"), "    sudo bin/dsec layer import")
+	if !ok || strings.Count(before, "\n    sudo ") != 4 {
+		t.Fatalf("the quick start begins with\n%s", before)
+	}
+	out := d.bash("    sudo bin/dsec layer import" + start)
+	for _, want := range []string{"base:latest", "hello\n3\n"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("the quick start does not say %q:\n%s", want, out)
+		}
+	}
+	if out := d.bash(section(t, readme, "### curl")); strings.Count(out, `"outcome"`) != 1 || strings.Contains(out, `"code"`) {
+		t.Errorf("curl of the README: %s", out)
+	}
+	out = d.bash(section(t, read(t, "../docs/api.md"), "# The API"))
+	if strings.Count(out, `"outcome"`) != 4 || strings.Contains(out, `"code"`) || strings.Count(out, `"data":"b25lC`) != 2 {
+		t.Errorf("curl of docs/api.md: %s", out)
+	}
+	d.program(section(t, readme, "### Go"))
+}
+
+// reader does what documentation says.
+type reader struct {
+	t        *testing.T
+	server   *server
+	dir, key string
+}
+
+// bash runs the indented lines of a text.
+func (d *reader) bash(text string) string {
+	d.t.Helper()
+	script := ""
+	for line := range strings.Lines(text) {
+		if rest, ok := strings.CutPrefix(line, "    "); ok {
+			script += rest
+		}
+	}
+	script = strings.NewReplacer("sudo cat /var/lib/dsec/admin.key", "cat "+d.server.keyFile, "sudo ", "", client.DefaultURL, d.server.url).Replace(script)
+	cmd := exec.Command("bash", "-c", script)
+	cmd.Dir, cmd.Stdin = d.dir, strings.NewReader("exit\n")
+	cmd.Env = append(environ(), "LC_ALL=C.UTF-8", "DSEC_URL="+d.server.url, "DSEC_KEY_FILE="+d.server.keyFile)
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil || stderr.Len() > 0 {
+		d.t.Errorf("%v: %s\nof\n%s", err, &stderr, script)
+	}
+	return strings.ReplaceAll(string(out), ": ", ":")
+}
+
+// program builds and runs the Go program of a text as a module of its own, in
+// place of whose `go mod tidy` stands what this module needs: a test asks no registry.
+func (d *reader) program(text string) {
+	d.t.Helper()
+	_, code, _ := strings.Cut(text, "```go\n")
+	code, _, _ = strings.Cut(code, "```")
+	dir := filepath.Join(d.dir, "example")
+	check(d.t, os.Mkdir(dir, 0o700))
+	root, err := filepath.Abs("..")
+	check(d.t, err)
+	module := strings.Replace(read(d.t, "../go.mod"), "module github.com/opendsec/dsec\n", "module example\n", 1)
+	module += "\nrequire github.com/opendsec/dsec v0.0.0\nreplace github.com/opendsec/dsec => " + root + "\n"
+	for name, text := range map[string]string{"go.mod": module, "go.sum": read(d.t, "../go.sum"), "main.go": code} {
+		check(d.t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
+	}
+	cmd := exec.Command("go", "run", "-mod=mod", ".")
+	cmd.Dir = dir
+	cmd.Env = append(environ(), "GOPROXY=off", "GOWORK=off", "DSEC_URL="+d.server.url, "DSEC_KEY_FILE="+d.server.keyFile)
+	if out, err := cmd.CombinedOutput(); err != nil || string(out) != "hello\n3\n" {
+		d.t.Errorf("the Go program: %v, %s", err, out)
+	}
+}
+
+func read(t *testing.T, name string) string {
+	t.Helper()
+	text, err := os.ReadFile(name)
+	check(t, err)
+	return string(text)
+}
+
+// section is what stands below a heading, up to the next one.
+func section(t *testing.T, text, heading string) string {
+	t.Helper()
+	_, text, ok := strings.Cut(text, heading+"\n")
+	if !ok {
+		t.Fatalf("there is no %q", heading)
+	}
+	if i := regexp.MustCompile("(?m)^#+ ").FindStringIndex(text); i != nil {
+		text = text[:i[0]]
+	}
+	return text
+}
 
 // TestStreamsByCurl runs what docs/api.md says of streams, as it stands there.
 func TestStreamsByCurl(t *testing.T) {
@@ -28,6 +139,7 @@ func TestStreamsByCurl(t *testing.T) {
 	if snippet = strings.Replace(snippet, "echo two", "echo zwölf", 1); !strings.Contains(snippet, "zwölf") {
 		t.Fatal("the example of a stream has no message to put more than ASCII into")
 	}
+	snippet = strings.Replace(snippet, `"processId": "3"`, `"processId": "1"`, 1) // the first here
 	cmd := exec.Command("bash", "-euo", "pipefail", "-c", strings.ReplaceAll(snippet, "http://127.0.0.1:7321", s.url))
 	cmd.Env = append(environ(), "LC_ALL=C.UTF-8", "KEY="+strings.TrimSpace(string(key)), "ID="+string(sb.ID()))
 	out, err := cmd.CombinedOutput()

@@ -70,7 +70,7 @@ func TestEndlessOutput(t *testing.T) {
 			list, err := sb.Processes(t.Context())
 			check(t, err)
 			for _, p := range list {
-				if p.ID == reading.Process().ID || p.Outcome != nil {
+				if p.ID == reading.Process().ID || p.Ended() {
 					continue
 				}
 				if p.NextSeq <= seen[p.ID] {
@@ -166,7 +166,7 @@ func TestThousandCommands(t *testing.T) {
 		list, err := sb.Processes(t.Context())
 		check(t, err)
 		for _, p := range list {
-			if p.Outcome == nil || p.Lingering {
+			if !p.Ended() || p.Lingering {
 				return fmt.Errorf("%+v", p)
 			}
 		}

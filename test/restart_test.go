@@ -6,14 +6,17 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/client"
 	"github.com/opendsec/dsec/internal/testutil"
+	"github.com/opendsec/dsec/proto/dsec/v1/dsecv1connect"
 )
 
 // kept starts containers whose server may be killed and started again, and a
@@ -36,6 +39,12 @@ func kept(t *testing.T, c *containerServer) *client.Client {
 func restart(t *testing.T, c *containerServer) {
 	t.Helper()
 	c.kill()
+	again(t, c)
+}
+
+// again starts another server at the address of one that has ended.
+func again(t *testing.T, c *containerServer) {
+	t.Helper()
 	c.listen = strings.TrimPrefix(c.url, "http://")
 	c.start(t)
 	t.Cleanup(func() { c.killAll(t) })
@@ -85,12 +94,135 @@ func TestRunGoesOnOverAKilledServer(t *testing.T) {
 	testutil.WaitFor(t, 30*time.Second, "the end of the command that was canceled", func() error {
 		list, err := sb.Processes(t.Context())
 		for _, p := range list {
-			if p.ID == forever.Process().ID && p.Outcome == nil {
+			if p.ID == forever.Process().ID && !p.Ended() {
 				err = errors.New("it runs")
 			}
 		}
 		return err
 	})
+}
+
+// restarts are the ways in which a server leaves.
+var restarts = map[string]func(*containerServer){
+	"killed":  func(c *containerServer) { c.kill() },
+	"stopped": func(c *containerServer) { c.stop() },
+}
+
+// TestOutputGoesOnOverARestart: the same for who has asked for the output in one
+// answer.
+func TestOutputGoesOnOverARestart(t *testing.T) {
+	c := new(containerServer)
+	cl := kept(t, c)
+	sb, err := cl.CreateSandbox(t.Context(), client.SandboxOptions{Layers: []string{"base"}})
+	check(t, err)
+	for how, leave := range restarts {
+		listed := &listened{path: dsecv1connect.ProcessServiceListProcessesProcedure, done: make(chan struct{})}
+		seen, err := client.New(client.Options{URL: c.url, KeyFile: c.keyFile, Transport: listed})
+		check(t, err)
+		t.Cleanup(seen.Close)
+		script := fmt.Sprintf("echo ran >> /tmp/ran.%[1]s; echo before; echo err >&2; until [ -e /tmp/go.%[1]s ]; do sleep 0.05; done; echo after; exit 5", how)
+		var stderr strings.Builder
+		cmd := seen.Sandbox(string(sb.ID())).Shell(script)
+		cmd.Stderr = &stderr
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			out, o, err := cmd.Output(t.Context())
+			if err != nil || o.Code != 5 || o.Claimed || string(out) != "before\nafter\n" || stderr.String() != "err\n" {
+				t.Errorf("%s: %+v, %v, %q, %q", how, o, err, out, stderr.String())
+			}
+		}()
+		<-listed.done // it knows its command's number now
+		leave(c)
+		again(t, c)
+		check(t, sb.WriteFile(t.Context(), "/tmp/go."+how, nil, 0))
+		<-ended
+		if log, err := sb.ReadFile(t.Context(), "/tmp/ran."+how); err != nil || string(log) != "ran\n" {
+			t.Errorf("%s: ran %q, %v; want once", how, log, err)
+		}
+	}
+}
+
+// listened tells when the first answer to calls of one path was read.
+type listened struct {
+	path string
+	once sync.Once
+	done chan struct{}
+}
+
+// RoundTrip implements http.RoundTripper.
+func (l *listened) RoundTrip(req *http.Request) (*http.Response, error) {
+	res, err := http.DefaultTransport.RoundTrip(req)
+	if err == nil && req.URL.Path == l.path {
+		res.Body = &readBody{res.Body, l}
+	}
+	return res, err
+}
+
+type readBody struct {
+	io.ReadCloser
+	l *listened
+}
+
+// Close implements io.Closer.
+func (b *readBody) Close() error {
+	err := b.ReadCloser.Close()
+	b.l.once.Do(func() { close(b.l.done) })
+	return err
+}
+
+// TestSessionOverARestart: a session goes on with the next command, on the handle
+// that was there before; how the one ended that was under way is not known, which
+// is what its error says, and it ran once.
+func TestSessionOverARestart(t *testing.T) {
+	c := new(containerServer)
+	cl := kept(t, c)
+	sb, err := cl.CreateSandbox(t.Context(), client.SandboxOptions{Layers: []string{"base"}})
+	check(t, err)
+	open := func(sb *client.Sandbox) *client.Session {
+		s, err := sb.OpenSession(t.Context(), client.SessionOptions{})
+		check(t, err)
+		_, err = s.Run(t.Context(), "cd /tmp; KEPT=yes", 0, nil, nil)
+		check(t, err)
+		return s
+	}
+	two := &http.Transport{Protocols: new(http.Protocols)}
+	two.Protocols.SetUnencryptedHTTP2(true)
+	overTwo, err := client.New(client.Options{URL: c.url, KeyFile: c.keyFile, Transport: two})
+	check(t, err)
+	idle := map[string]*client.Session{"HTTP/1.1": open(sb), "HTTP/2": open(overTwo.Sandbox(string(sb.ID())))}
+	busy := open(sb)
+	for how, leave := range restarts {
+		r, w := io.Pipe()
+		ended := make(chan error, 1)
+		go func() {
+			_, err := busy.Run(t.Context(), fmt.Sprintf("echo ran | tee -a ran.%[1]s; until [ -e go.%[1]s ]; do sleep 0.05; done; echo over >> ran.%[1]s", how), 0, w, nil)
+			ended <- err
+		}()
+		if _, err := io.ReadFull(r, make([]byte, 4)); err != nil {
+			t.Fatal(err)
+		}
+		leave(c)
+		if err := <-ended; dsec.CodeOf(orOK(err)) != dsec.CodeOutcomeUnknown {
+			t.Errorf("%s: under way: %v", how, err)
+		}
+		again(t, c)
+		var out strings.Builder
+		for over, s := range idle {
+			out.Reset()
+			if o, err := s.Run(t.Context(), "echo $KEPT $PWD", 0, &out, nil); err != nil || !o.OK() || out.String() != "yes /tmp\n" {
+				t.Errorf("%s: idle over %s: %+v, %v, %q", how, over, o, err, out.String())
+			}
+		}
+		check(t, sb.WriteFile(t.Context(), "/tmp/go."+how, nil, 0))
+		out.Reset() // in turn, after the one that runs on
+		if o, err := busy.Run(t.Context(), "echo $KEPT; cat ran."+how, 0, &out, nil); err != nil || !o.OK() || out.String() != "yes\nran\nover\n" {
+			t.Errorf("%s: next: %+v, %v, %q", how, o, err, out.String())
+		}
+	}
+	for _, s := range []*client.Session{idle["HTTP/1.1"], idle["HTTP/2"], busy} {
+		check(t, s.Close(t.Context()))
+	}
 }
 
 // TestFullDiskIsNoOutcome: a sandbox that fills the disk of all makes no command

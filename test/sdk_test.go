@@ -5,7 +5,11 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"io"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -25,6 +29,20 @@ func TestSDK(t *testing.T) {
 	sdkFiles(t, sb)
 	sdkProcesses(t, sb)
 	sdkSessions(t, sb)
+	sdkBatch(t, up(t).client(t))
+}
+
+func sdkBatch(t *testing.T, cl *client.Client) {
+	t.Helper()
+	made, err := cl.CreateSandboxes(t.Context(), 3, client.SandboxOptions{Backend: "fake"})
+	check(t, err)
+	for _, m := range made {
+		check(t, m.Err)
+		check(t, m.Sandbox.Kill(t.Context()))
+	}
+	if len(made) != 3 {
+		t.Errorf("%d results of 3", len(made))
+	}
 }
 
 func TestSDKOnContainers(t *testing.T) {
@@ -36,10 +54,107 @@ func TestSDKOnContainers(t *testing.T) {
 	sdkFiles(t, sb)
 	sdkProcesses(t, sb)
 	sdkSessions(t, sb)
+	sdkUserToCome(t, cl)
+	check(t, cl.RemoveLayer(t.Context(), "base"))
+	if list, err := cl.Layers(t.Context()); err != nil || len(list) > 0 {
+		t.Errorf("layers %+v, %v", list, err)
+	}
+}
+
+// sdkUserToCome: a sandbox may be for a user that its first commands make.
+func sdkUserToCome(t *testing.T, cl *client.Client) {
+	t.Helper()
+	sb, err := cl.CreateSandbox(t.Context(), client.SandboxOptions{Layers: []string{"base"}, User: "agent"})
+	check(t, err)
+	var de *dsec.Error
+	if _, _, err := sb.Command("id", "-u").Output(t.Context()); !errors.As(err, &de) || de.Code != dsec.CodeNotFound || de.Field != "command.user" {
+		t.Errorf("before it is there: %v", err)
+	}
+	add := sb.Shell("echo agent:x:1000:1000::/:/bin/sh >> /etc/passwd")
+	add.User = "root"
+	if _, o, err := add.Output(t.Context()); err != nil || !o.OK() {
+		t.Fatalf("%+v, %v", o, err)
+	}
+	if out, _, err := sb.Command("id", "-u").Output(t.Context()); err != nil || string(out) != "1000\n" {
+		t.Errorf("%q, %v", out, err)
+	}
+}
+
+// TestEveryCallOfTheSDKIsMade: no method of the Go SDK is without a test that
+// calls it.
+func TestEveryCallOfTheSDKIsMade(t *testing.T) {
+	set := token.NewFileSet()
+	called := map[string]bool{}
+	methods := map[string]string{}
+	for _, dir := range []string{".", "../client"} {
+		files, err := filepath.Glob(filepath.Join(dir, "*.go"))
+		check(t, err)
+		for _, name := range files {
+			file, err := parser.ParseFile(set, name, nil, parser.SkipObjectResolution)
+			check(t, err)
+			test := strings.HasSuffix(name, "_test.go")
+			for n := range ast.Preorder(file) {
+				switch n := n.(type) {
+				case *ast.CallExpr:
+					if sel, ok := n.Fun.(*ast.SelectorExpr); ok && test {
+						called[sel.Sel.Name] = true
+					}
+				case *ast.FuncDecl:
+					if n.Recv != nil && !test && ast.IsExported(n.Name.Name) && ast.IsExported(receiver(n)) {
+						methods[receiver(n)+"."+n.Name.Name] = n.Name.Name
+					}
+				}
+			}
+		}
+	}
+	if len(methods) < 40 {
+		t.Errorf("found %d methods: this test looks in the wrong place", len(methods))
+	}
+	for method, name := range methods {
+		if !called[name] {
+			t.Errorf("no test calls %s", method)
+		}
+	}
+}
+
+// receiver is the name of a method's type.
+func receiver(f *ast.FuncDecl) string {
+	typ := f.Recv.List[0].Type
+	if star, ok := typ.(*ast.StarExpr); ok {
+		typ = star.X
+	}
+	id, _ := typ.(*ast.Ident)
+	return id.Name
+}
+
+func sdkMkdir(t *testing.T, sb *client.Sandbox) {
+	t.Helper()
+	ctx := t.Context()
+	check(t, sb.Mkdir(ctx, "/tmp/made", 0o750, false))
+	if f, err := sb.Lstat(ctx, "/tmp/made"); err != nil || !f.IsDir() || f.Mode != 0o750 {
+		t.Errorf("made: %+v, %v", f, err)
+	}
+	if err := sb.Mkdir(ctx, "/tmp/made", 0o700, false); dsec.CodeOf(orOK(err)) != dsec.CodeConflict {
+		t.Errorf("once more: %v", err)
+	}
+	if err := sb.Mkdir(ctx, "/tmp/made/a/b", 0o700, false); dsec.CodeOf(orOK(err)) != dsec.CodeNotFound {
+		t.Errorf("without its parent: %v", err)
+	}
+	check(t, sb.Mkdir(ctx, "/tmp/made/a/b", 0o700, true))
+	check(t, sb.Mkdir(ctx, "/tmp/made/a/b", 0o700, true))
+	if f, err := sb.Lstat(ctx, "/tmp/made/a"); err != nil || f.Type != "dir" {
+		t.Errorf("its parent: %+v, %v", f, err)
+	}
+	check(t, sb.WriteFile(ctx, "/tmp/made/file", nil, 0o600))
+	if err := sb.Mkdir(ctx, "/tmp/made/file", 0o700, true); err == nil || dsec.CodeOf(err).Platform() {
+		t.Errorf("where a file is: %v", err)
+	}
+	check(t, sb.Remove(ctx, "/tmp/made", true))
 }
 
 func sdkFiles(t *testing.T, sb *client.Sandbox) {
 	t.Helper()
+	sdkMkdir(t, sb)
 	ctx := t.Context()
 	const files = 2500 // more than one page
 	var archive bytes.Buffer
@@ -69,6 +184,24 @@ func sdkFiles(t *testing.T, sb *client.Sandbox) {
 	}
 	if f, err := sb.Stat(ctx, "/tmp/dir/link"); err != nil || f.Type != "file" || f.Mode != 0o640 || f.Size != 1 {
 		t.Errorf("stat: %+v, %v", f, err)
+	}
+	var back bytes.Buffer
+	if n, err := sb.Download(ctx, "/tmp/dir", &back); err != nil || n != int64(back.Len()) {
+		t.Errorf("download: %d bytes of %d, %v", n, back.Len(), err)
+	}
+	entries := 0
+	for r := tar.NewReader(&back); ; entries++ {
+		if _, err := r.Next(); errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if entries < files+1 {
+		t.Errorf("downloaded %d entries", entries)
+	}
+	if u, err := sb.Usage(ctx); err != nil || u.Pids < 1 || u.DiskLimit == 0 {
+		t.Errorf("usage: %+v, %v", u, err)
 	}
 	check(t, sb.Rename(ctx, "/tmp/dir/f0002", "/tmp/dir/f0003"))
 	if _, err := sb.Lstat(ctx, "/tmp/dir/f0002"); dsec.CodeOf(orOK(err)) != dsec.CodeNotFound {
@@ -116,6 +249,22 @@ func sdkProcesses(t *testing.T, sb *client.Sandbox) {
 		t.Errorf("%d bytes, %+v, %v; want no more than %d", len(out), o, err, client.MaxOutput)
 	}
 
+	// A terminal that grows.
+	size := sb.Command("sh")
+	input, typed := io.Pipe()
+	size.Stdin, size.Stdout, size.PTY = input, io.Discard, &client.WindowSize{Rows: 24, Cols: 80}
+	check(t, size.Start(ctx))
+	check(t, size.Process().Resize(ctx, client.WindowSize{Rows: 30, Cols: 100}))
+	if err := size.Process().Resize(ctx, client.WindowSize{}); dsec.CodeOf(orOK(err)) != dsec.CodeInvalid {
+		t.Errorf("a terminal without a size: %v", err)
+	}
+	_, err := io.WriteString(typed, "exit 6\n")
+	check(t, err)
+	if o, err := size.Wait(); err != nil || o.Code != 6 {
+		t.Errorf("on a terminal: %+v, %v", o, err)
+	}
+	check(t, typed.Close())
+
 	// Input that others write: the command's own reader says nothing.
 	silent, end := io.Pipe()
 	defer func() { _ = end.Close() }()
@@ -155,6 +304,9 @@ func sdkSessions(t *testing.T, sb *client.Sandbox) {
 	slices.Sort(want)
 	if got := list(); !slices.Equal(got, want) {
 		t.Errorf("sessions %q, want %q", got, want)
+	}
+	if err := sb.Session(want[0]).Interrupt(ctx); dsec.CodeOf(orOK(err)) != dsec.CodeConflict {
+		t.Errorf("interrupt of no command: %v", err)
 	}
 	check(t, sb.Session(want[0]).Close(ctx))
 	testutil.WaitFor(t, 10*time.Second, "the session's end", func() error {

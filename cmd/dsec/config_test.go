@@ -124,7 +124,7 @@ func TestWrongValues(t *testing.T) {
 func TestSizes(t *testing.T) {
 	for text, want := range map[string]int64{
 		"4096": 4096, "1K": 1 << 10, "512M": 512 << 20, "1.5G": 3 << 29, "2GiB": 2 << 30, "1t": 1 << 40, "0": 0,
-		"": -1, "G": -1, "-1": -1, "1X": -1, "NaN": -1, "Inf": -1, "1e30": -1, "1 G": -1, "99999999T": -1,
+		"": -1, "G": -1, "-1": -1, "1X": -1, "NaN": -1, "Inf": -1, "1e30": -1, "1 G": 1 << 30, "1.5 GiB": 3 << 29, " ": -1, "99999999T": -1,
 	} {
 		got, err := parseSize(text)
 		if (err == nil) != (want >= 0) || err == nil && got != want {

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strconv"
 	"time"
 	"unicode/utf8"
 
@@ -192,45 +193,62 @@ func runLogs(ctx context.Context, e *env, args []string) error {
 	follow := f.Bool("f", false, "go on until the command ends")
 	from := f.Uint64("from", 0, "first `byte` wanted, counted over both streams")
 	args, err := f.parse(args, 2, 2, 0)
+	if errors.Is(err, errUsage) && *follow {
+		return exitError{exitPlatform, "logs: flags or arguments are wrong, see above"}
+	}
 	if err != nil {
 		return err
 	}
-	var number uint64
-	if _, err := fmt.Sscan(args[1], &number); err != nil {
-		return dsec.Invalid("PROCESS", "want the number that `dsec exec -d` or `dsec ps` shows")
+	if *follow {
+		return followLogs(ctx, e, f, args, *from)
 	}
-	c, err := f.client()
+	c, number, err := f.process(args)
 	if err != nil {
 		return err
 	}
 	defer c.Close()
 	sb := c.Sandbox(args[0])
-	left := int64(-1)
-	if !*follow {
-		if left, err = have(ctx, sb, number, *from); err != nil || left == 0 {
-			return err
-		}
+	left, err := have(ctx, sb, number, *from)
+	if err != nil || left == 0 {
+		return err
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	out, errw := e.stdout, e.stderr
-	count := countedWriter{left: &left, done: cancel}
-	if !*follow {
-		out, errw = countedWriter{e.stdout, &left, cancel}, countedWriter{e.stderr, &left, cancel}
-	}
-	o, err := sb.Process(number).Attach(ctx, *from, out, errw, func(g client.Gap) {
-		_, _ = fmt.Fprintf(e.stderr, "dsec: bytes %d to %d are lost\n", g.From, g.To)
-		if !*follow {
-			count.count(int64(g.To - g.From))
-		}
+	out, errw := countedWriter{e.stdout, &left, cancel}, countedWriter{e.stderr, &left, cancel}
+	_, err = sb.Process(number).Attach(ctx, *from, out, errw, func(g client.Gap) {
+		e.lost(g)
+		out.count(int64(g.To - g.From))
 	})
 	if err != nil && left == 0 && errors.Is(err, context.Canceled) {
 		return nil // all that was there is printed
 	}
-	if err != nil || !*follow {
-		return err
+	return err
+}
+
+// followLogs ends as `dsec exec` does: with the command's own code, of which no
+// other is to be taken for one.
+func followLogs(ctx context.Context, e *env, f *flags, args []string, from uint64) error {
+	c, number, err := f.process(args)
+	if err != nil {
+		return platformFailed(err)
 	}
-	return ended(ctx, o, nil)
+	defer c.Close()
+	o, err := c.Sandbox(args[0]).Process(number).Attach(ctx, from, e.stdout, e.stderr, e.lost)
+	return ended(ctx, o, err)
+}
+
+// lost tells of output that is gone.
+func (e *env) lost(g client.Gap) {
+	_, _ = fmt.Fprintf(e.stderr, "dsec: bytes %d to %d are lost\n", g.From, g.To)
+}
+
+// process reads the arguments ID and PROCESS; the caller closes the client.
+func (f *flags) process(args []string) (c *client.Client, number uint64, err error) {
+	if number, err = strconv.ParseUint(args[1], 10, 64); err != nil {
+		return nil, 0, dsec.Invalid("PROCESS", "want the number that `dsec exec -d` or `dsec ps` shows")
+	}
+	c, err = f.client()
+	return c, number, err
 }
 
 // have is how many bytes of output there are from byte `from` on.

@@ -17,6 +17,7 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/client"
+	"github.com/opendsec/dsec/internal/units"
 )
 
 // flags is a verb's flag set, with what every verb of the client has.
@@ -249,7 +250,7 @@ func (s size) String() string {
 	if s.n == nil || *s.n == 0 {
 		return ""
 	}
-	return formatSize(*s.n)
+	return units.Bytes(*s.n)
 }
 
 // Set implements flag.Value.
@@ -274,18 +275,9 @@ func parseSize(text string) (int64, error) {
 			break
 		}
 	}
-	v, err := strconv.ParseFloat(num, 64)
+	v, err := strconv.ParseFloat(strings.TrimSpace(num), 64)
 	if err != nil || !(v >= 0 && v*float64(unit) < 1<<62) { // NaN is neither
 		return 0, bad
 	}
 	return int64(v * float64(unit)), nil
-}
-
-func formatSize(n int64) string {
-	for _, u := range sizeUnits {
-		if n >= u.n {
-			return strings.TrimSuffix(fmt.Sprintf("%.1f", float64(n)/float64(u.n)), ".0") + u.suffix
-		}
-	}
-	return fmt.Sprint(n)
 }

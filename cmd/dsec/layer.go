@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -9,6 +10,7 @@ import (
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/client"
 	"github.com/opendsec/dsec/internal/layer/tardir"
+	"github.com/opendsec/dsec/internal/units"
 )
 
 func runLayerImport(ctx context.Context, e *env, args []string) error {
@@ -30,7 +32,7 @@ func runLayerImport(ctx context.Context, e *env, args []string) error {
 	defer c.Close()
 	l, findings, err := c.ImportLayer(ctx, args[0], *sel, archive)
 	if err != nil {
-		return err
+		return ofImport(err, args[1])
 	}
 	for _, finding := range findings {
 		_, _ = fmt.Fprintln(e.stderr, "dsec: found: "+finding)
@@ -38,7 +40,33 @@ func runLayerImport(ctx context.Context, e *env, args []string) error {
 	return f.print(struct {
 		client.Layer
 		Findings []string `json:"findings,omitempty"`
-	}{l, findings}, "", [][]string{{l.Name, l.Digest, formatSize(l.Size)}})
+	}{l, findings}, "", [][]string{{l.Name, l.Digest, units.Bytes(l.Size)}})
+}
+
+// ofImport names what the caller gave as it was given: the fields of the call are
+// of no use here. Those of an image are told behind its file.
+func ofImport(err error, file string) error {
+	de, ok := errors.AsType[*dsec.Error](err)
+	if !ok {
+		return err
+	}
+	if file == "-" {
+		file = "standard input"
+	}
+	named := *de
+	switch de.Field {
+	case "":
+		return err
+	case "name":
+		named.Field = "NAME"
+	case "select":
+		named.Field = "--select"
+	case "archive":
+		named.Field = file
+	default:
+		named.Field = file + ": " + de.Field
+	}
+	return &named
 }
 
 // openArchive opens a file, a directory as a tar, or standard input.
@@ -48,7 +76,7 @@ func openArchive(e *env, name string) (io.ReadCloser, error) {
 	}
 	info, err := os.Stat(name)
 	if err != nil {
-		return nil, dsec.Invalid("FILE", "%v", err)
+		return nil, dsec.Invalid("FILE", "%v", err) // which names it
 	}
 	if info.IsDir() {
 		return tarOf(name), nil
@@ -65,7 +93,7 @@ func tarOf(dir string) io.ReadCloser {
 
 func runLayerList(ctx context.Context, e *env, args []string) error {
 	return list(ctx, e, args, "layer list", "NAME DIGEST SIZE FILES AGE SOURCE", (*client.Client).Layers, func(l client.Layer) []string {
-		return []string{l.Name, l.Digest[:min(len(l.Digest), 19)], formatSize(l.Size), fmt.Sprint(l.Files), age(l.Created), l.Source}
+		return []string{l.Name, l.Digest[:min(len(l.Digest), 19)], units.Bytes(l.Size), fmt.Sprint(l.Files), age(l.Created), l.Source}
 	})
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/client"
+	"github.com/opendsec/dsec/internal/units"
 )
 
 func runCreate(ctx context.Context, e *env, args []string) error {
@@ -236,7 +237,7 @@ func runGet(ctx context.Context, e *env, args []string) error {
 		{"reason", dash(s.Reason)},
 		{"backend", string(s.Spec.Kind)},
 		{"layers", fmt.Sprint(s.Spec.Layers)},
-		{"limits", fmt.Sprintf("%g CPUs, %s memory, %s disk, %d files, %d processes", float64(l.MilliCPU)/1000, formatSize(l.MemoryBytes), formatSize(l.DiskBytes), l.DiskInodes, l.Pids)},
+		{"limits", fmt.Sprintf("%g CPUs, %s memory, %s disk, %d files, %d processes", float64(l.MilliCPU)/1000, units.Bytes(l.MemoryBytes), units.Bytes(l.DiskBytes), l.DiskInodes, l.Pids)},
 		{"user", dash(s.Spec.User)},
 		{"workdir", dash(s.Spec.Workdir)},
 		{"labels", dash((&pairs{s.Spec.Labels}).String())},

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/units"
 )
 
 // btrfs keeps all volumes in one image: Dir/btrfs.img, mounted at Dir/btrfs. A
@@ -140,7 +141,7 @@ func (b *btrfs) makeImage(image string) error {
 		size = min(int64(st.Bavail)*st.Bsize/2, maxDefaultImage)
 	}
 	if size &^= 1<<20 - 1; size < minImage {
-		return unsupported("an image of %d MiB is too small, want at least %d", size>>20, minImage>>20)
+		return unsupported("an image of %s is too small, want at least %s", units.Bytes(size), units.Bytes(minImage))
 	}
 	// Made under another name: a crash leaves no half-made image.
 	tmp := image + ".new"
@@ -239,7 +240,7 @@ func (b *btrfs) usage(id string) (Usage, error) {
 	}
 	defer unix.Close(fd)
 	used, err := b.referenced(fd)
-	return Usage{Bytes: used}, err
+	return Usage{Bytes: used, Inodes: dsec.NotCounted}, err
 }
 
 // commitEvery bounds how often looking at usage makes the kernel commit.

@@ -68,7 +68,7 @@ type Request struct {
 // Usage is what a volume holds.
 type Usage struct {
 	Bytes  int64
-	Inodes int64 // 0 where the driver does not count them
+	Inodes int64 // dsec.NotCounted where the driver does not count them
 }
 
 // Store makes volumes.

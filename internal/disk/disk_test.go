@@ -287,6 +287,8 @@ func TestFilesAreBounded(t *testing.T) {
 			if u, err := v.Usage(); err != nil || u.Inodes < int64(n) {
 				t.Errorf("usage %+v, %v, of %d files", u, err, n)
 			}
+		} else if u, err := v.Usage(); err != nil || u.Inodes != dsec.NotCounted {
+			t.Errorf("usage %+v, %v, of files that are not counted", u, err)
 		}
 	})
 }

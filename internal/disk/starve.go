@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/units"
 )
 
 // The limits of sandboxes may add up to more than the shared disk holds. A
@@ -209,7 +210,7 @@ func (s *Store) room() error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if want := Room(v.space.Size); v.short(want) {
-		return dsec.Errorf(dsec.CodeExhausted, "the disk of all sandboxes has %d MiB free, and a new one wants %d left for those that run", v.space.Free>>20, want>>20)
+		return dsec.Errorf(dsec.CodeExhausted, "the disk of all sandboxes has %s free, and a new one wants %s left for those that run", units.Bytes(v.space.Free), units.Bytes(want))
 	}
 	return nil
 }

@@ -18,6 +18,7 @@ import (
 
 	"github.com/opendsec/dsec/internal/cgroup"
 	"github.com/opendsec/dsec/internal/disk"
+	"github.com/opendsec/dsec/internal/units"
 )
 
 // Need says how much depends on a finding.
@@ -284,14 +285,12 @@ func diskSpace(_ context.Context, o Options) (string, error) {
 	if err != nil || driver == "" {
 		return "no sandbox was made yet", err
 	}
-	detail := fmt.Sprintf("%s: size %.1f GiB, used %.1f, allocated %.1f, free %.1f", driver, gib(space.Size), gib(space.Used), gib(space.Allocated), gib(space.Free))
+	detail := fmt.Sprintf("%s: size %s, used %s, allocated %s, free %s", driver, units.Bytes(space.Size), units.Bytes(space.Used), units.Bytes(space.Allocated), units.Bytes(space.Free))
 	if space.Free < disk.Room(space.Size) {
 		return detail, errors.New("creates are refused")
 	}
 	return detail, nil
 }
-
-func gib(n int64) float64 { return float64(n) / (1 << 30) }
 
 func seccomp(context.Context, Options) (string, error) {
 	text, err := os.ReadFile("/proc/sys/kernel/seccomp/actions_avail")

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"path"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -186,9 +187,26 @@ func checkLabels(labels map[string]string) error {
 	return nil
 }
 
+// maxID is the highest user and group that a sandbox has.
+const maxID = 1<<16 - 1
+
+// checkUser refuses what can be no user of any sandbox. Whether a name is one is
+// known when a command starts: until then one that runs as root may make it.
 func checkUser(field, user string) error {
-	if len(user) > maxUser || strings.ContainsAny(user, "\x00\n") {
-		return dsec.Invalid(field, "want name, uid, name:group or uid:gid in at most %d bytes", maxUser)
+	if user == "" {
+		return nil
+	}
+	name, group, grouped := strings.Cut(user, ":")
+	if len(user) > maxUser || strings.ContainsAny(user, "\x00\n") || name == "" || grouped && group == "" {
+		return dsec.Invalid(field, "want name, uid, name:group or uid:gid in at most %d bytes, got %.64q", maxUser, user)
+	}
+	for _, id := range []string{name, group} {
+		if id == "" || strings.Trim(strings.TrimPrefix(id, "-"), "0123456789") != "" {
+			continue // a name
+		}
+		if n, err := strconv.ParseUint(id, 10, 32); err != nil || n > maxID {
+			return dsec.Invalid(field, "want a uid and gid from 0 to %d, got %.64q", maxID, user)
+		}
 	}
 	return nil
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/backend"
 	"github.com/opendsec/dsec/internal/layer"
+	"github.com/opendsec/dsec/internal/units"
 )
 
 // Config is what an edge is made of. Zero values take the documented default.
@@ -154,18 +155,12 @@ func count(n int64) string { return strconv.FormatInt(n, 10) }
 // cpus writes thousandths of a CPU with what they are: 1500 (1.5 CPUs).
 func cpus(n int64) string { return fmt.Sprintf("%d (%g CPUs)", n, float64(n)/1000) }
 
-// size writes bytes, with the largest unit in which they are a round number:
-// 8388608 (8 MiB).
+// size writes bytes as a request has them and as people read them: 8388608 (8 MiB).
 func size(n int64) string {
-	for _, u := range []struct {
-		name string
-		n    int64
-	}{{"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10}} {
-		if n >= u.n && n%u.n == 0 {
-			return fmt.Sprintf("%d (%d %s)", n, n/u.n, u.name)
-		}
+	if n < 1<<10 {
+		return units.Bytes(n)
 	}
-	return fmt.Sprintf("%d bytes", n)
+	return fmt.Sprintf("%d (%s)", n, units.Bytes(n))
 }
 
 // fillLimits puts def where l has zeros.

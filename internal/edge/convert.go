@@ -63,11 +63,15 @@ func outcomeProto(o *dsec.Outcome) *dsecv1.Outcome {
 }
 
 func usageProto(u dsec.Usage, spec *dsec.Spec) *dsecv1.Usage {
-	return &dsecv1.Usage{
+	out := &dsecv1.Usage{
 		Cpu: durationpb.New(u.CPU), CpuThrottled: durationpb.New(u.CPUThrottled),
-		MemoryBytes: u.MemoryBytes, MemoryPeakBytes: u.MemoryPeak, DiskBytes: u.DiskBytes, DiskInodes: u.DiskInodes,
+		MemoryBytes: u.MemoryBytes, MemoryPeakBytes: u.MemoryPeak, DiskBytes: u.DiskBytes,
 		Pids: u.Pids, OomKills: u.OOMKills, Limits: limitsProto(spec.Limits),
 	}
+	if u.DiskInodes != dsec.NotCounted {
+		out.DiskInodes = &u.DiskInodes
+	}
+	return out
 }
 
 func processProto(p *chronusapi.Process) *dsecv1.Process {

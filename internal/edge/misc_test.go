@@ -143,7 +143,7 @@ func (n *node) runs(id string) (processes []uint64) {
 		n.t.Fatal(err)
 	}
 	for _, p := range list.Msg.Processes {
-		if p.Outcome == nil {
+		if p.Outcome == nil && p.Fault == "" {
 			processes = append(processes, p.ProcessId)
 		}
 	}

@@ -109,9 +109,16 @@ func (e *Edge) whoseDisk(s *sandbox, began time.Time, err error) error {
 // ended counts a command that ended, and is the error of one whose end says nothing.
 func (c *call) ended(process uint64, o *dsec.Outcome) error {
 	c.e.metrics.command(*o)
-	err := c.e.starved(c.s, process, o)
-	if err != nil {
+	if c.e.starved(c.s, process, o) != nil {
 		c.e.metrics.starved.Inc()
 	}
-	return err
+	return c.e.noOutcome(c.s, process, o)
+}
+
+// noOutcome is the error of a process that ended and whose end says nothing.
+func (e *Edge) noOutcome(s *sandbox, process uint64, o *dsec.Outcome) error {
+	if o != nil && s.wasCutOff(process) {
+		return errCutOff(process)
+	}
+	return e.starved(s, process, o)
 }

@@ -35,6 +35,27 @@ func (s *sandbox) own(process uint64) (release func(), err error) {
 	}, nil
 }
 
+// tagged has a process listed with its caller's tag, until release is called.
+func (s *sandbox) tagged(process uint64, tag string) (release func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.tags == nil {
+		s.tags = make(map[uint64]string)
+	}
+	s.tags[process] = tag
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.tags, process)
+	}
+}
+
+func (s *sandbox) tagOf(process uint64) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.tags[process]
+}
+
 // cutOff reports whether a process whose caller is gone is to be killed, and
 // remembers that it was.
 func (s *sandbox) cutOff(process uint64) bool {

@@ -2,6 +2,7 @@ package edge_test
 
 import (
 	"context"
+	"strings"
 	"testing"
 	"time"
 
@@ -18,17 +19,17 @@ import (
 func TestOwnedAttach(t *testing.T) {
 	n := newNode(t, nil)
 	id := n.create(&dsecv1.CreateRequest{})
-	outcome := func(process uint64) *dsecv1.Outcome {
+	end := func(process uint64) *dsecv1.Process {
 		t.Helper()
-		var o *dsecv1.Outcome
+		var o *dsecv1.Process
 		testutil.WaitFor(t, 10*time.Second, "the end", func() error {
 			res, err := n.process.ListProcesses(t.Context(), connect.NewRequest(&dsecv1.ListProcessesRequest{SandboxId: id}))
 			if err != nil {
 				return err
 			}
 			for _, p := range res.Msg.Processes {
-				if p.ProcessId == process && p.Outcome != nil {
-					o = p.Outcome
+				if p.ProcessId == process && (p.Outcome != nil || p.Fault != "") {
+					o = p
 					return nil
 				}
 			}
@@ -65,16 +66,23 @@ func TestOwnedAttach(t *testing.T) {
 	}
 	leaveSecond()
 	leaveThird()
-	if o := outcome(process); o.GetSignal() != 9 {
-		t.Errorf("without a caller it ended with %v", o)
+	// It is told as the platform's act to all: who lists it, who comes back for it,
+	// and who only looks.
+	if p := end(process); p.Outcome != nil || !strings.Contains(p.Fault, "was killed") {
+		t.Errorf("without a caller it ended with %v", p)
 	}
-	late := attach(t.Context(), process)
-	for late.Receive() {
-		if late.Msg().GetExited() != nil {
-			t.Error("the platform's kill is told as the command's outcome")
+	for _, own := range []bool{true, false} {
+		late, err := n.process.Attach(t.Context(), connect.NewRequest(&dsecv1.AttachRequest{SandboxId: id, ProcessId: process, Own: own}))
+		if err != nil {
+			t.Fatal(err)
 		}
+		for late.Receive() {
+			if late.Msg().GetExited() != nil {
+				t.Error("the platform's kill is told as the command's outcome")
+			}
+		}
+		wantError(t, late.Err(), dsec.CodeOutcomeUnknown, "")
 	}
-	wantError(t, late.Err(), dsec.CodeOutcomeUnknown, "")
 }
 
 // TestOwnedAttachToNothing: who attaches to a number that no process has yet, and

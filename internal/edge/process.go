@@ -30,13 +30,16 @@ func (p processService) Exec(ctx context.Context, req *connect.Request[dsecv1.Ex
 	if err != nil {
 		return nil, err
 	}
+	if len(req.Msg.Tag) > maxTag {
+		return nil, dsec.Invalid("tag", "want at most %d bytes, got %d", maxTag, len(req.Msg.Tag))
+	}
 	// Orphan: the death of this edge must not kill the command.
 	ev, err := c.start(chronusapi.StartRequest{Command: cmd, Stdin: req.Msg.Stdin, Orphan: true})
 	if err != nil {
 		return nil, c.fail(err)
 	}
 	defer ev.Close()
-	out, err := p.collect(ev)
+	out, err := p.collect(ev, req.Msg.Tag)
 	switch {
 	case err != nil && ev.exited:
 		return nil, err
@@ -49,8 +52,11 @@ func (p processService) Exec(ctx context.Context, req *connect.Request[dsecv1.Ex
 	return connect.NewResponse(out), nil
 }
 
+// maxTag bounds what is held of each Exec call under way.
+const maxTag = 64
+
 // collect reads events to the exit.
-func (p processService) collect(ev *events) (*dsecv1.ExecResponse, error) {
+func (p processService) collect(ev *events, tag string) (*dsecv1.ExecResponse, error) {
 	out := new(dsecv1.ExecResponse)
 	held := int64(0)
 	defer func() { p.e.buffered.Add(-held) }()
@@ -65,6 +71,9 @@ func (p processService) collect(ev *events) (*dsecv1.ExecResponse, error) {
 		switch e.Kind {
 		case chronusapi.EventStarted:
 			out.ProcessId = e.Process
+			if tag != "" {
+				defer ev.c.s.tagged(e.Process, tag)()
+			}
 		case chronusapi.EventOutput:
 			n := int64(len(e.Data))
 			held += n
@@ -160,7 +169,6 @@ func (p processService) Attach(ctx context.Context, req *connect.Request[dsecv1.
 	if err != nil {
 		return ofProcess(c.fail(err))
 	}
-	ev.own = req.Msg.Own
 	defer ev.Close()
 	if err = ev.forward(out); ev.exited {
 		return err
@@ -182,7 +190,8 @@ func (p processService) ListProcesses(ctx context.Context, req *connect.Request[
 		list, err := c.client.Processes(c.ctx)
 		for i := range list {
 			m := processProto(&list[i])
-			if err := p.e.starved(c.s, m.ProcessId, list[i].Outcome); err != nil {
+			m.Tag = c.s.tagOf(m.ProcessId)
+			if err := p.e.noOutcome(c.s, m.ProcessId, list[i].Outcome); err != nil {
 				m.Outcome, m.Fault = nil, err.Error()
 			}
 			out.Processes = append(out.Processes, m)

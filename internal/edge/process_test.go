@@ -174,9 +174,7 @@ func TestClientGoneKillsItsCommand(t *testing.T) {
 	stream := n.startCommand(ctx, &dsecv1.StartRequest{SandboxId: id, Command: &dsecv1.Command{Shell: "sleep 1000 & sleep 1000"}})
 	p := stream.Msg().GetStarted().ProcessId
 	cancel()
-	if o := n.ends(id, p); o.GetSignal() != 9 {
-		t.Errorf("outcome %v, want signal 9", o)
-	}
+	n.cutOff(id, p)
 	// Whoever is attached owns nothing.
 	stream = n.startCommand(t.Context(), &dsecv1.StartRequest{SandboxId: id, Command: &dsecv1.Command{Shell: "echo up; sleep 1000"}, Detach: true})
 	p = stream.Msg().GetStarted().ProcessId
@@ -203,9 +201,68 @@ func TestClientGoneKillsItsCommand(t *testing.T) {
 	p = n.running(id)
 	cancel()
 	<-done
-	if o := n.ends(id, p); o.GetSignal() != 9 {
-		t.Errorf("exec: outcome %v, want signal 9", o)
+	n.cutOff(id, p)
+}
+
+// cutOff waits for the end of a process that the platform killed, which is told
+// as no outcome.
+func (n *node) cutOff(id string, process uint64) {
+	n.t.Helper()
+	s, err := n.process.Attach(n.t.Context(), connect.NewRequest(&dsecv1.AttachRequest{SandboxId: id, ProcessId: process}))
+	if err != nil {
+		n.t.Fatal(err)
 	}
+	for s.Receive() {
+		if s.Msg().GetExited() != nil {
+			n.t.Error("the platform's kill is told as the command's outcome")
+		}
+	}
+	wantError(n.t, s.Err(), dsec.CodeOutcomeUnknown, "")
+}
+
+// TestTagTellsTheNumber: who makes an Exec call can ask for the number of its
+// command, by a name that lasts no longer than the call.
+func TestTagTellsTheNumber(t *testing.T) {
+	n := newNode(t, nil)
+	id := n.create(&dsecv1.CreateRequest{})
+	list := func() (processes map[string]uint64) {
+		res, err := n.process.ListProcesses(t.Context(), connect.NewRequest(&dsecv1.ListProcessesRequest{SandboxId: id}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		processes = make(map[string]uint64)
+		for _, p := range res.Msg.Processes {
+			processes[p.Tag] = p.ProcessId
+		}
+		return processes
+	}
+	var calls sync.WaitGroup
+	for _, tag := range []string{"mine", "other"} {
+		calls.Go(func() {
+			res, err := n.process.Exec(t.Context(), connect.NewRequest(&dsecv1.ExecRequest{SandboxId: id, Command: &dsecv1.Command{Argv: []string{"sleep", "1000"}}, Tag: tag}))
+			if want := map[string]int32{"mine": 15, "other": 10}[tag]; err != nil || res.Msg.Outcome.GetSignal() != want {
+				t.Errorf("%s: %v, %v, want signal %d", tag, res, err, want)
+			}
+		})
+	}
+	var tagged map[string]uint64
+	testutil.WaitFor(t, 20*time.Second, "both are listed", func() error {
+		if tagged = list(); tagged["mine"] == 0 || tagged["other"] == 0 {
+			return fmt.Errorf("%v", tagged)
+		}
+		return nil
+	})
+	for tag, signal := range map[string]int32{"mine": 15, "other": 10} {
+		if _, err := n.process.Signal(t.Context(), connect.NewRequest(&dsecv1.SignalRequest{SandboxId: id, ProcessId: tagged[tag], Signal: signal})); err != nil {
+			t.Fatal(err)
+		}
+	}
+	calls.Wait()
+	if tagged = list(); len(tagged) != 1 || tagged[""] == 0 {
+		t.Errorf("after the calls: %v", tagged)
+	}
+	_, err := n.process.Exec(t.Context(), connect.NewRequest(&dsecv1.ExecRequest{SandboxId: id, Command: &dsecv1.Command{Argv: []string{"true"}}, Tag: strings.Repeat("x", 65)}))
+	wantError(t, err, dsec.CodeInvalid, "tag")
 }
 
 // running waits until one process of the sandbox runs, and returns it.
@@ -217,7 +274,7 @@ func (n *node) running(id string) (process uint64) {
 			return err
 		}
 		for _, p := range list.Msg.Processes {
-			if p.Outcome == nil {
+			if p.Outcome == nil && p.Fault == "" {
 				process = p.ProcessId
 				return nil
 			}

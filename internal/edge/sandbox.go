@@ -38,12 +38,13 @@ type sandbox struct {
 	reaping    bool               // an attempt to free them is under way
 	attempts   int                // to free them, so far
 	calls      int
-	owners     map[uint64]int // attached callers that a process is not to outlive
-	cut        []uint64       // processes that were killed because their caller was gone
-	active     time.Duration  // end of the last call
-	idle       time.Duration  // timeout, 0 is never
-	deadline   time.Duration  // 0 is never
-	retry      time.Duration  // when to try again to free it, 0 is never
+	owners     map[uint64]int    // attached callers that a process is not to outlive
+	tags       map[uint64]string // of processes whose Exec call is under way
+	cut        []uint64          // processes that were killed because their caller was gone
+	active     time.Duration     // end of the last call
+	idle       time.Duration     // timeout, 0 is never
+	deadline   time.Duration     // 0 is never
+	retry      time.Duration     // when to try again to free it, 0 is never
 	ended      time.Time
 	endedAt    time.Duration // the same on the boot clock
 	changed    chan struct{} // closed at the next change; nil if nobody waits

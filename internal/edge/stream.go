@@ -25,7 +25,6 @@ type events struct {
 	process uint64 // 0: not known yet, and so not attached to again
 	next    uint64
 	exited  bool
-	own     bool // of an attach that the command is not to outlive
 }
 
 // open opens a stream. Until its first event came the client's going away does
@@ -259,9 +258,6 @@ func (ev *events) forward(out *sender) error {
 		if e.Kind == chronusapi.EventExited {
 			if err := ev.c.ended(ev.process, &e.Outcome); err != nil {
 				return err
-			}
-			if ev.own && ev.c.s.wasCutOff(ev.process) {
-				return errCutOff(ev.process)
 			}
 		}
 		if err := out.put(&e); err != nil {

@@ -152,7 +152,7 @@ func (t *Transport) take(ctx context.Context) (c *conn, reused bool, err error) 
 		c := t.idle[n-1]
 		t.idle = t.idle[:n-1]
 		t.mu.Unlock()
-		if time.Since(c.used) < t.IdleTimeout && c.r.Buffered() == 0 && quiet(c.nc) {
+		if time.Since(c.used) < t.IdleTimeout && c.r.Buffered() == 0 && peek(c.nc) == peekQuiet {
 			return c, true, nil
 		}
 		_ = c.nc.Close()
@@ -203,25 +203,35 @@ func (t *Transport) drop(n int) {
 	t.idle = slices.Delete(t.idle, 0, n)
 }
 
-// quiet reports whether an unused connection is neither closed by the server
-// nor has bytes that nobody asked for.
-func quiet(nc net.Conn) bool {
+// What a look at a connection finds, without waiting and without taking it.
+const (
+	peekQuiet = iota // nothing
+	peekBytes
+	peekEnd // the server has closed it, and all that it sent before was read
+)
+
+func peek(nc net.Conn) int {
 	sc, ok := nc.(syscall.Conn)
 	if !ok {
-		return true
+		return peekQuiet
 	}
 	raw, err := sc.SyscallConn()
 	if err != nil {
-		return false
+		return peekEnd
 	}
-	quiet := false
-	err = raw.Read(func(fd uintptr) bool {
+	found := peekEnd
+	if err := raw.Control(func(fd uintptr) {
 		var b [1]byte
-		_, _, err := syscall.Recvfrom(int(fd), b[:], syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
-		quiet = errors.Is(err, syscall.EAGAIN)
-		return true
-	})
-	return err == nil && quiet
+		switch n, _, err := syscall.Recvfrom(int(fd), b[:], syscall.MSG_PEEK|syscall.MSG_DONTWAIT); {
+		case errors.Is(err, syscall.EAGAIN), errors.Is(err, syscall.EINTR):
+			found = peekQuiet
+		case n > 0:
+			found = peekBytes
+		}
+	}); err != nil {
+		return peekEnd
+	}
+	return found
 }
 
 // conn is one connection. Between the begin and the end of a call it is the call's.
@@ -384,6 +394,11 @@ func (k *call) message() error {
 	var prefix [5]byte
 	if _, err := io.ReadFull(k.req.Body, prefix[:]); err != nil {
 		return err
+	}
+	// The kernel would take a message for a server that has gone meanwhile, and
+	// nobody could tell that it was never read.
+	if peek(k.c.nc) == peekEnd {
+		return io.ErrClosedPipe
 	}
 	w, n := k.c.w, int64(binary.BigEndian.Uint32(prefix[1:]))
 	_, _ = w.WriteString(strconv.FormatInt(n+int64(len(prefix)), 16) + "\r\n")

@@ -1,6 +1,7 @@
 """Run one task in many sandboxes at once, and score only what may be scored."""
 
 import asyncio
+import sys
 
 from libdsec import DSecClient, DSecContainerRunArgs, DSecError, PlatformError, Sandbox
 
@@ -42,4 +43,4 @@ async def main(image: str = "base", count: int = 8) -> list[float | None]:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    asyncio.run(main(sys.argv[1] if sys.argv[1:] else "base"))

@@ -1,6 +1,7 @@
 """Start a command, leave it, and come back to it from another client."""
 
 import asyncio
+import sys
 
 from libdsec import DSecClient, DSecContainerRunArgs, Gap
 
@@ -26,4 +27,4 @@ async def main(image: str = "base") -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    asyncio.run(main(*sys.argv[1:2]))

@@ -1,6 +1,7 @@
 """Make a sandbox, run a command, read its result."""
 
 import asyncio
+import sys
 
 from libdsec import DSecClient, DSecContainerRunArgs
 
@@ -27,4 +28,4 @@ async def main(image: str = "base") -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    asyncio.run(main(*sys.argv[1:2]))

@@ -1,5 +1,7 @@
 """A shell that remembers, without async."""
 
+import sys
+
 from libdsec.sync import DSecClient, DSecContainerRunArgs
 
 
@@ -19,4 +21,4 @@ def main(image: str = "base") -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:2])

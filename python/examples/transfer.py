@@ -30,4 +30,4 @@ def prepare(where: Path) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    asyncio.run(main(*sys.argv[1:2]))

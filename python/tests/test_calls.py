@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -130,6 +131,28 @@ async def test_server_that_is_not_there(unused_url: str) -> None:
     session = sandbox(client).session("s")
     with pytest.raises(libdsec.UnavailableError, match="cannot reach"):
         await session.run("true")
+    await client.close()
+
+
+async def test_server_out_of_reach_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Not as often as the call may be sent.
+    monkeypatch.setattr(_rpc, "_OUT_OF_REACH", 0)
+    async with serve() as wire:
+        wire.on(m.GET, answers(sandbox_pb2.GetResponse(sandbox=types_pb2.Sandbox(id="x", state="running"))))
+        client = libdsec.DSecClient(wire.url, "e2b_00")
+        await client.get("x")
+    transport, tries = client._rpc._pool.get(), 0
+    unary = transport.unary
+
+    async def counted(*args: Any) -> Any:
+        nonlocal tries
+        tries += 1
+        return await unary(*args)
+
+    monkeypatch.setattr(transport, "unary", counted)
+    with pytest.raises(libdsec.UnavailableError):
+        await client.get("x")
+    assert tries <= 2  # with one on the connection that was kept
     await client.close()
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pickle
 import re
+import traceback
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -12,6 +15,7 @@ from wire import Wire, answers, end, error, exited, fails, frame, output, starte
 
 import libdsec
 import libdsec._process
+import libdsec.sync
 from libdsec import DSecError
 from libdsec import _methods as m
 from libdsec._errors import ERRORS
@@ -192,6 +196,63 @@ async def test_what_an_attach_is_told_is_final(wire: Wire, client: libdsec.DSecC
         with pytest.raises(libdsec.OutcomeUnknownError, match="the disk was full"):
             await process.wait()
     assert wire.count(m.ATTACH) == 1
+
+
+CUT = streams(started(7), abort=True)
+TRACED: dict[str, Callable[[libdsec.DSecClient], Awaitable[Any]]] = {
+    "told": lambda c: c.get("x"),
+    "no answer": lambda c: c.run_container(libdsec.DSecContainerRunArgs(container_image="x"), timeout=0.05),
+    "broken call": lambda c: client_sandbox(c).info(),
+    "broken command": lambda c: client_sandbox(c).exec(["x"]),
+    "broken upload": lambda c: client_sandbox(c).files.write("/x", b"x"),
+    "no server": lambda c: libdsec.DSecClient("http://127.0.0.1:1", "e2b_00", retries=0).open(),
+    "no server for a session": lambda _: (
+        client_sandbox(libdsec.DSecClient("http://127.0.0.1:1", "e2b_00")).session("s").run("x")
+    ),
+    "path": lambda c: client_sandbox(c).files.stat(3),  # type: ignore[arg-type]
+    "text": lambda c: client_sandbox(c).run_shell("\ud800"),
+    "url": lambda _: libdsec.DSecClient("http://host:port", "e2b_00").open(),
+    "ca_file": lambda _: libdsec.DSecClient("https://127.0.0.1:1", "e2b_00", ca_file="/nothing").open(),
+}
+
+
+@pytest.mark.parametrize("case", TRACED)
+async def test_an_error_has_one_traceback(
+    wire: Wire, client: libdsec.DSecClient, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    # What a user did or met is told by its last line: the insides of libraries above it say no more.
+    monkeypatch.setattr(libdsec._process, "_GO_ON_FOR", 0.05)
+    failed = fails(404, error("not_found", "not_found", "no such sandbox"))
+    wire.on(m.GET, failed if case == "told" else streams(abort=True))
+    wire.on(m.CREATE, streams(hang=True))
+    for method in (m.START, m.ATTACH, m.WRITE):
+        wire.on(method, CUT)
+    with pytest.raises(DSecError) as caught:
+        await TRACED[case](client)
+    text = "".join(traceback.format_exception(caught.value))
+    assert text.count("Traceback (most recent call last)") == 1, text
+
+
+def test_an_error_of_the_twin_has_one_traceback(unused_url: str) -> None:
+    client = libdsec.sync.DSecClient(unused_url, "e2b_00", retries=0)
+    with pytest.raises(DSecError) as caught:
+        client.open()
+    client.close()
+    text = "".join(traceback.format_exception(caught.value))
+    assert text.count("Traceback (most recent call last)") == 1, text
+
+
+@pytest.mark.parametrize(
+    ("told", "named"),
+    [("data", "archive"), ("open.name", "name"), ("select", "select"), ("manifest", "manifest")],
+)
+async def test_an_import_names_what_was_given(
+    wire: Wire, client: libdsec.DSecClient, told: str, named: str
+) -> None:
+    wire.on(m.IMPORT_LAYER, streams(end(error("invalid_argument", "invalid", f"{told}: bad", field=told))))
+    with pytest.raises(libdsec.InvalidError) as caught:
+        await client.import_layer([b"no tar"], name="x")
+    assert (caught.value.field, str(caught.value)) == (named, f"{named}: bad (invalid)")
 
 
 async def test_field_is_told_once(wire: Wire, client: libdsec.DSecClient) -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from textwrap import indent
 
 import pytest
 from server import Server
 
+import libdsec
+import libdsec.sync
 from libdsec import DSecContainerRunArgs
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -27,15 +31,12 @@ def test_every_example_is_run() -> None:
     assert {p.stem for p in EXAMPLES.glob("*.py")} == set(PRINTED)
 
 
-@pytest.mark.parametrize("name", PRINTED)
-def test_example(server: Server, args: DSecContainerRunArgs, name: str) -> None:
+def run(server: Server, args: DSecContainerRunArgs, *argv: str | Path) -> str:
+    """Run Python as a user does, without a warning, and return what it prints."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("DSEC_")}
     environment |= {"DSEC_URL": server.url, "DSEC_API_KEY": server.key, "DSEC_BACKEND": args.backend}
-    code = f"import sys, asyncio, inspect; sys.path.insert(0, {str(EXAMPLES)!r}); import {name} as e; " + (
-        f"r = e.main({args.container_image!r}); asyncio.run(r) if inspect.iscoroutine(r) else None"
-    )
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code],
+        [sys.executable, "-W", "error", *argv],
         env=environment,
         capture_output=True,
         text=True,
@@ -43,4 +44,29 @@ def test_example(server: Server, args: DSecContainerRunArgs, name: str) -> None:
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == PRINTED[name]
+    return done.stdout
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_example(server: Server, args: DSecContainerRunArgs, name: str) -> None:
+    assert run(server, args, EXAMPLES / f"{name}.py", args.container_image) == PRINTED[name]
+
+
+@pytest.mark.parametrize("readme", [EXAMPLES.parent / "README.md", EXAMPLES.parents[1] / "README.md"])
+def test_readme(server: Server, args: DSecContainerRunArgs, readme: Path) -> None:
+    (program,) = re.findall(r"```python\n(.*?)```", readme.read_text(), re.DOTALL)
+    assert program.count('container_image="base"') == 1
+    program = program.replace('container_image="base"', f"container_image={args.container_image!r}")
+    assert run(server, args, "-c", program) == "hello\n 3\n"
+
+
+def test_docstring(server: Server, args: DSecContainerRunArgs) -> None:
+    for module, wrap in ((libdsec, True), (libdsec.sync, False)):
+        (example,) = re.findall(r"\n\n(    .*?)\n\n(?! )", module.__doc__ or "", re.DOTALL)
+        program = re.sub("(?m)^    ", "", example).replace('"base"', repr(args.container_image))
+        assert program.count("container_image=") == 1
+        if wrap:
+            program = (
+                "async def main():\n" + indent(program, "    ") + "\nimport asyncio\nasyncio.run(main())\n"
+            )
+        assert "hello\n" in run(server, args, "-c", program)

@@ -16,6 +16,7 @@ import pytest
 import libdsec
 from libdsec import CommandFailed, DSecContainerRunArgs, DSecError, ExecResult, InvalidError, _config
 from libdsec import _convert as c
+from libdsec._proto.dsec.v1 import sandbox_pb2, types_pb2
 
 ARGS = DSecContainerRunArgs(container_image="base")
 
@@ -36,6 +37,13 @@ def result(**change: Any) -> ExecResult:
         "stderr": b"err",
     }
     return ExecResult(**(whole | change))
+
+
+def test_files_that_are_not_counted_are_not_zero() -> None:
+    counted = sandbox_pb2.UsageResponse(usage=types_pb2.Usage(disk_bytes=1, disk_inodes=0))
+    assert c.usage(counted).disk_inodes == 0
+    counted.usage.ClearField("disk_inodes")
+    assert c.usage(counted).disk_inodes is None
 
 
 def test_published_shape_is_encoded() -> None:

@@ -29,7 +29,7 @@ func testUsage(t *testing.T, h Harness) {
 	if u.PidsLimit != h.Spec.Limits.Pids || u.MemoryLimit != h.Spec.Limits.MemoryBytes || u.MilliCPU != h.Spec.Limits.MilliCPU {
 		t.Errorf("limits in %+v, want those of the spec", u)
 	}
-	if u.Pids < 1 {
+	if u.Pids < 1 || u.DiskInodes < 1 && u.DiskInodes != dsec.NotCounted {
 		t.Errorf("usage %+v after 1 MiB was written", u)
 	}
 }

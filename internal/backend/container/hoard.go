@@ -12,6 +12,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/opendsec/dsec/internal/units"
 )
 
 // The kernel charges nearly all that it keeps for a process to the memory of
@@ -161,7 +163,7 @@ func (b *Backend) killHoards(instances []*instance) {
 
 // tooMuch is the reason for the end of a sandbox that is past a limit of its own.
 func tooMuch(what string) string {
-	return fmt.Sprintf("it took more than %d MiB of the host's memory for %s, which no limit of the sandbox counts", hoardLimit>>20, what)
+	return fmt.Sprintf("it took more than %s of the host's memory for %s, which no limit of the sandbox counts", units.Bytes(hoardLimit), what)
 }
 
 // hoardAgain is how soon a sandbox that hoards again is ended itself.

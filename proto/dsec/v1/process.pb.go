@@ -193,7 +193,11 @@ type ExecRequest struct {
 	SandboxId string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
 	Command   *Command               `protobuf:"bytes,2,opt,name=command,proto3" json:"command,omitempty"`
 	// The whole input; at most 1 MiB. For more, Start and StreamStdin.
-	Stdin         []byte `protobuf:"bytes,3,opt,name=stdin,proto3" json:"stdin,omitempty"`
+	Stdin []byte `protobuf:"bytes,3,opt,name=stdin,proto3" json:"stdin,omitempty"`
+	// A name of the caller's for this call, at most 64 bytes. While the call is
+	// under way ListProcesses tells it beside the command's number, which is all
+	// that it takes to attach to the command where the call breaks off.
+	Tag           string `protobuf:"bytes,4,opt,name=tag,proto3" json:"tag,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -247,6 +251,13 @@ func (x *ExecRequest) GetStdin() []byte {
 		return x.Stdin
 	}
 	return nil
+}
+
+func (x *ExecRequest) GetTag() string {
+	if x != nil {
+		return x.Tag
+	}
+	return ""
 }
 
 type ExecResponse struct {
@@ -1012,7 +1023,9 @@ type Process struct {
 	SessionId string `protobuf:"bytes,10,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
 	// It has ended, but through no act of its own, or so it may be: why there is
 	// no outcome that could be judged. Attach ends in that error.
-	Fault         string `protobuf:"bytes,11,opt,name=fault,proto3" json:"fault,omitempty"`
+	Fault string `protobuf:"bytes,11,opt,name=fault,proto3" json:"fault,omitempty"`
+	// Of the Exec call under way that runs it.
+	Tag           string `protobuf:"bytes,12,opt,name=tag,proto3" json:"tag,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1120,6 +1133,13 @@ func (x *Process) GetSessionId() string {
 func (x *Process) GetFault() string {
 	if x != nil {
 		return x.Fault
+	}
+	return ""
+}
+
+func (x *Process) GetTag() string {
+	if x != nil {
+		return x.Tag
 	}
 	return ""
 }
@@ -1545,12 +1565,13 @@ const file_dsec_v1_process_proto_rawDesc = "" +
 	"\x12output_limit_bytes\x18\b \x01(\x03R\x10outputLimitBytes\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"n\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x80\x01\n" +
 	"\vExecRequest\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12*\n" +
 	"\acommand\x18\x02 \x01(\v2\x10.dsec.v1.CommandR\acommand\x12\x14\n" +
-	"\x05stdin\x18\x03 \x01(\fR\x05stdin\"\x89\x01\n" +
+	"\x05stdin\x18\x03 \x01(\fR\x05stdin\x12\x10\n" +
+	"\x03tag\x18\x04 \x01(\tR\x03tag\"\x89\x01\n" +
 	"\fExecResponse\x12*\n" +
 	"\aoutcome\x18\x01 \x01(\v2\x10.dsec.v1.OutcomeR\aoutcome\x12\x16\n" +
 	"\x06stdout\x18\x02 \x01(\fR\x06stdout\x12\x16\n" +
@@ -1601,7 +1622,7 @@ const file_dsec_v1_process_proto_rawDesc = "" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\"G\n" +
 	"\x15ListProcessesResponse\x12.\n" +
-	"\tprocesses\x18\x01 \x03(\v2\x10.dsec.v1.ProcessR\tprocesses\"\xcd\x02\n" +
+	"\tprocesses\x18\x01 \x03(\v2\x10.dsec.v1.ProcessR\tprocesses\"\xdf\x02\n" +
 	"\aProcess\x12\x1d\n" +
 	"\n" +
 	"process_id\x18\x01 \x01(\x04R\tprocessId\x12\x10\n" +
@@ -1616,7 +1637,8 @@ const file_dsec_v1_process_proto_rawDesc = "" +
 	"\n" +
 	"session_id\x18\n" +
 	" \x01(\tR\tsessionId\x12\x14\n" +
-	"\x05fault\x18\v \x01(\tR\x05fault\"y\n" +
+	"\x05fault\x18\v \x01(\tR\x05fault\x12\x10\n" +
+	"\x03tag\x18\f \x01(\tR\x03tag\"y\n" +
 	"\rSignalRequest\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x1d\n" +

@@ -31,9 +31,12 @@ type CreateRequest struct {
 	Layers []string `protobuf:"bytes,2,rep,name=layers,proto3" json:"layers,omitempty"`
 	Limits *Limits  `protobuf:"bytes,3,opt,name=limits,proto3" json:"limits,omitempty"`
 	// Defaults of every exec.
-	Env     map[string]string `protobuf:"bytes,4,rep,name=env,proto3" json:"env,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	User    string            `protobuf:"bytes,5,opt,name=user,proto3" json:"user,omitempty"`
-	Workdir string            `protobuf:"bytes,6,opt,name=workdir,proto3" json:"workdir,omitempty"`
+	Env map[string]string `protobuf:"bytes,4,rep,name=env,proto3" json:"env,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Of commands that name none: name, uid, name:group or uid:gid. A name is
+	// looked up in the sandbox's /etc/passwd whenever a command starts, so that
+	// one that is not there yet may be made by a command that runs as root.
+	User    string `protobuf:"bytes,5,opt,name=user,proto3" json:"user,omitempty"`
+	Workdir string `protobuf:"bytes,6,opt,name=workdir,proto3" json:"workdir,omitempty"`
 	// Kill after that long without activity. Unset: the server's default; 0s: never.
 	IdleTimeout *durationpb.Duration `protobuf:"bytes,7,opt,name=idle_timeout,json=idleTimeout,proto3" json:"idle_timeout,omitempty"`
 	// Kill that long after the create. Unset: the server's default; 0s: never.

@@ -281,8 +281,9 @@ type Usage struct {
 	MemoryBytes     int64                  `protobuf:"varint,3,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"`
 	MemoryPeakBytes int64                  `protobuf:"varint,4,opt,name=memory_peak_bytes,json=memoryPeakBytes,proto3" json:"memory_peak_bytes,omitempty"`
 	// Of the writable layer. Where the disk driver is btrfs it lags: see docs/kernel.md.
-	DiskBytes     int64   `protobuf:"varint,5,opt,name=disk_bytes,json=diskBytes,proto3" json:"disk_bytes,omitempty"`
-	DiskInodes    int64   `protobuf:"varint,6,opt,name=disk_inodes,json=diskInodes,proto3" json:"disk_inodes,omitempty"`
+	DiskBytes int64 `protobuf:"varint,5,opt,name=disk_bytes,json=diskBytes,proto3" json:"disk_bytes,omitempty"`
+	// Unset where the disk driver of the node does not count files, as btrfs.
+	DiskInodes    *int64  `protobuf:"varint,6,opt,name=disk_inodes,json=diskInodes,proto3,oneof" json:"disk_inodes,omitempty"`
 	Pids          int64   `protobuf:"varint,7,opt,name=pids,proto3" json:"pids,omitempty"`
 	OomKills      int64   `protobuf:"varint,8,opt,name=oom_kills,json=oomKills,proto3" json:"oom_kills,omitempty"`
 	Limits        *Limits `protobuf:"bytes,9,opt,name=limits,proto3" json:"limits,omitempty"`
@@ -356,8 +357,8 @@ func (x *Usage) GetDiskBytes() int64 {
 }
 
 func (x *Usage) GetDiskInodes() int64 {
-	if x != nil {
-		return x.DiskInodes
+	if x != nil && x.DiskInodes != nil {
+		return *x.DiskInodes
 	}
 	return 0
 }
@@ -640,19 +641,20 @@ const file_dsec_v1_types_proto_rawDesc = "" +
 	"layerNames\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xdd\x02\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xf2\x02\n" +
 	"\x05Usage\x12+\n" +
 	"\x03cpu\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x03cpu\x12>\n" +
 	"\rcpu_throttled\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\fcpuThrottled\x12!\n" +
 	"\fmemory_bytes\x18\x03 \x01(\x03R\vmemoryBytes\x12*\n" +
 	"\x11memory_peak_bytes\x18\x04 \x01(\x03R\x0fmemoryPeakBytes\x12\x1d\n" +
 	"\n" +
-	"disk_bytes\x18\x05 \x01(\x03R\tdiskBytes\x12\x1f\n" +
-	"\vdisk_inodes\x18\x06 \x01(\x03R\n" +
-	"diskInodes\x12\x12\n" +
+	"disk_bytes\x18\x05 \x01(\x03R\tdiskBytes\x12$\n" +
+	"\vdisk_inodes\x18\x06 \x01(\x03H\x00R\n" +
+	"diskInodes\x88\x01\x01\x12\x12\n" +
 	"\x04pids\x18\a \x01(\x03R\x04pids\x12\x1b\n" +
 	"\toom_kills\x18\b \x01(\x03R\boomKills\x12'\n" +
-	"\x06limits\x18\t \x01(\v2\x0f.dsec.v1.LimitsR\x06limits\"\xf3\x02\n" +
+	"\x06limits\x18\t \x01(\v2\x0f.dsec.v1.LimitsR\x06limitsB\x0e\n" +
+	"\f_disk_inodes\"\xf3\x02\n" +
 	"\aOutcome\x12\x1d\n" +
 	"\texit_code\x18\x01 \x01(\x05H\x00R\bexitCode\x12\x18\n" +
 	"\x06signal\x18\x02 \x01(\x05H\x00R\x06signal\x12\x10\n" +
@@ -719,6 +721,7 @@ func file_dsec_v1_types_proto_init() {
 	if File_dsec_v1_types_proto != nil {
 		return
 	}
+	file_dsec_v1_types_proto_msgTypes[2].OneofWrappers = []any{}
 	file_dsec_v1_types_proto_msgTypes[3].OneofWrappers = []any{
 		(*Outcome_ExitCode)(nil),
 		(*Outcome_Signal)(nil),

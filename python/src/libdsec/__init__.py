@@ -5,7 +5,7 @@
     async with DSecClient() as client:
         args = DSecContainerRunArgs(container_image="base", memory_limit_mb=512)
         async with await client.run_container(args, timeout=120) as sandbox:
-            result = await sandbox.run_shell("make test", timeout=600)
+            result = await sandbox.run_shell("echo hello; exit 3", timeout=600)
             print(result.exit_code, result.text)
 
 Everything here is async; `libdsec.sync` is the same without.

@@ -211,7 +211,7 @@ class DSecClient:
         """
         target = layer_pb2.ImportLayerOpen(name=c.text(name, "name"), select=c.text(select, "select"))
         async with aclosing(_archive(archive)) as data, aclosing(_import_messages(target, data)) as stream:
-            response = await self._rpc.client_stream(m.IMPORT_LAYER, stream)
+            response = await self._rpc.client_stream(m.IMPORT_LAYER, stream, {"data": "archive"})
         return ImportedLayer(layer=c.layer(response.layer), findings=tuple(response.findings))
 
     async def list_layers(self) -> builtins.list[Layer]:

@@ -34,7 +34,7 @@ class Config:
         try:
             context = ssl.create_default_context(cafile=self.ca_file)
         except OSError as e:
-            raise InvalidError(f"want a file of PEM certificates: {e}", field="ca_file") from e
+            raise InvalidError(f"want a file of PEM certificates: {e}", field="ca_file") from None
         context.set_alpn_protocols(list(protocols))
         return context
 
@@ -68,7 +68,9 @@ def _url(url: str) -> str:
         parts = urlsplit(url)
         _ = parts.port
     except ValueError as e:
-        raise InvalidError(f"want http://host:port or https://host:port, got {url!r}", field="url") from e
+        raise InvalidError(
+            f"want http://host:port or https://host:port, got {url!r}: {e}", field="url"
+        ) from None
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
         raise InvalidError(f"want http://host:port or https://host:port, got {url!r}", field="url")
     return url.rstrip("/")

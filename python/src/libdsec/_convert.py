@@ -77,7 +77,9 @@ def text(value: str, field: str) -> str:
     try:
         value.encode()
     except UnicodeEncodeError as e:
-        raise InvalidError("want valid Unicode", field=field) from e
+        raise InvalidError(
+            f"want valid Unicode, got {value[e.start]!r} at character {e.start}", field=field
+        ) from None
     return value
 
 
@@ -227,8 +229,8 @@ def path(p: StrPath, field: str = "path") -> file_pb2.Path:
     """Encode a path; str may hold surrogate escapes, as those of os.fsdecode do."""
     try:
         value = os.fspath(p)
-    except TypeError as e:
-        raise InvalidError(f"want str, bytes or os.PathLike, got {type(p).__name__}", field=field) from e
+    except TypeError:
+        raise InvalidError(f"want str, bytes or os.PathLike, got {type(p).__name__}", field=field) from None
     raw = value if isinstance(value, bytes) else value.encode("utf-8", "surrogateescape")
     if not raw:
         raise InvalidError("want a path, got an empty one", field=field)
@@ -307,7 +309,7 @@ def usage(m: sandbox_pb2.UsageResponse) -> t.Usage:
         memory_bytes=u.memory_bytes,
         memory_peak_bytes=u.memory_peak_bytes,
         disk_bytes=u.disk_bytes,
-        disk_inodes=u.disk_inodes,
+        disk_inodes=u.disk_inodes if u.HasField("disk_inodes") else None,
         pids=u.pids,
         oom_kills=u.oom_kills,
         limits=limits(u.limits),

@@ -254,7 +254,7 @@ class Files:
                 yield file_pb2.UploadRequest(data=piece)
 
         async with aclosing(messages()) as stream:
-            await self._rpc.client_stream(m.UPLOAD, stream)
+            await self._rpc.client_stream(m.UPLOAD, stream, {"data": "tar", "path": "remote"})
 
     async def download(self, remote: StrPath, local: StrPath, *, max_bytes: int = DOWNLOAD_LIMIT) -> None:
         """Copy a file to the local file, or what is below a directory to below the local directory.

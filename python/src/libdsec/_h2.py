@@ -75,7 +75,7 @@ class BidiStream(Generic[Req, Resp]):
         except (OSError, asyncio.TimeoutError) as e:
             error = UnavailableError(f"cannot reach {base}: {str(e) or 'no answer'}", retryable=True)
             error.unreached = True
-            raise error from e
+            raise error from None
         stream = cls(method, reader, writer)
         pseudo = {
             ":method": "POST",
@@ -153,7 +153,11 @@ class BidiStream(Generic[Req, Resp]):
 
     def usable(self) -> bool:
         """Whether more can be sent, from the running event loop of this process."""
-        return self._pid == os.getpid() and self._loop is asyncio.get_running_loop() and not self._over()
+        return self.here() and not self._over()
+
+    def here(self) -> bool:
+        """Whether the stream belongs to the running event loop, and was not inherited by a fork."""
+        return self._pid == os.getpid() and self._loop is asyncio.get_running_loop()
 
     def _over(self) -> bool:
         return self._failure is not None or self._ended

@@ -281,7 +281,7 @@ class Process:
                 self._tries += 1
                 if not self._fed or loop.time() > self._give_up:
                     self._tries = 0
-                    raise self._may_go_on(e) from e
+                    raise self._may_go_on(e) from None
             self.close()
 
     async def _kill_once(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterable, Awaitable, Callable
+from collections.abc import AsyncIterable, Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
 from libdsec._config import Config
@@ -68,9 +68,20 @@ class Rpc:
         """Start a call that answers with a stream; it is the caller's to close."""
         return await self._retrying(method, lambda: self._pool.get().server_stream(method, request))
 
-    async def client_stream(self, method: Method[Req, Resp], messages: AsyncIterable[Req]) -> Resp:
-        """Send a stream and return the one answer; never sent again, for the stream is used up then."""
-        return await self._reaching(lambda: self._pool.get().client_stream(method, messages))
+    async def client_stream(
+        self, method: Method[Req, Resp], messages: AsyncIterable[Req], names: Mapping[str, str] | None = None
+    ) -> Resp:
+        """Send a stream and return the one answer; never sent again, for the stream is used up then.
+
+        An error names what the caller gave: names are parameters of the fields of the first
+        message, and of `data`, that have other names than those.
+        """
+        try:
+            return await self._reaching(lambda: self._pool.get().client_stream(method, messages))
+        except DSecError as e:
+            field = e.field.removeprefix("open.")
+            e.field = (names or {}).get(field, field)
+            raise
 
     async def bidi(self, method: Method[Req, Resp]) -> BidiStream[Req, Resp]:
         """Open a stream with messages both ways; it is the caller's to close."""
@@ -99,7 +110,10 @@ class Rpc:
             try:
                 return await self._reaching(attempt)
             except (ExhaustedError, UnavailableError) as e:
-                if left == 0 or not _may_repeat(method, e):
+                # A server that was waited for is not to be waited for as often as
+                # the call may be sent.
+                waited = e.unreached and self._reached
+                if left == 0 or waited or not _may_repeat(method, e):
                     raise
             # Spread over the whole pause: a burst that was refused together
             # must not come back together.

@@ -276,7 +276,7 @@ async def _feed(process: Process, stdin: Source) -> ExecResult:
         await asyncio.wait((feeding, waiting), return_when=asyncio.FIRST_COMPLETED)
         if feeding.done() and (error := feeding.exception()) is not None and not _input_unwanted(error):
             if isinstance(error, DSecError) and error.link_broke:
-                raise process._may_go_on(error) from error
+                raise process._may_go_on(error) from None
             raise error
         return await waiting
     finally:

@@ -55,6 +55,9 @@ class Session:
 
         Cancelling the task interrupts the command, and the session goes on.
 
+        Where the server is restarted the session goes on, too; a command that was
+        under way runs on, and how it ended is not known: `OutcomeUnknownError`.
+
         Args:
             command: Text for the shell.
             timeout: Seconds after which the command's processes are killed;
@@ -77,7 +80,12 @@ class Session:
             request.timeout.CopyFrom(c.duration(timeout, "timeout"))
         async with self._turn:
             try:
-                if self._stream is None or not self._stream.usable():
+                if self._stream is not None and not self._stream.usable():
+                    # The server has ended it, or it is of another event loop or process.
+                    old, self._stream = self._stream, None
+                    if old.here():
+                        old.close()
+                if self._stream is None:
                     self._stream = await self._rpc.bidi(_RUN)
                 return await self._exchange(self._stream, request, on_output)
             except BaseException:

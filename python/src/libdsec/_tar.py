@@ -153,7 +153,7 @@ def unpack(get: Callable[[], bytes | None], target: StrPath, *, max_bytes: int |
                 os.fchmod(fd, mode)
                 os.utime(fd, (mtime, mtime))
     except tarfile.TarError as e:
-        raise InternalError(f"the download is no whole tar: {e}") from e
+        raise InternalError(f"the download is no whole tar: {e}") from None
     finally:
         os.close(top)
 
@@ -215,7 +215,7 @@ def _make_room(parent: int, name: bytes) -> None:
     except FileNotFoundError:
         pass
     except OSError as e:
-        raise InvalidError(f"{os.fsdecode(name)!r} is in the way: {e.strerror}", field="target") from e
+        raise InvalidError(f"{os.fsdecode(name)!r} is in the way: {e.strerror}", field="target") from None
 
 
 @contextmanager

@@ -35,7 +35,9 @@ class DSecContainerRunArgs:
         network_rules: Name of a mirror or package manager to whether it may be
             reached. All False is no network. True raises `UnsupportedError`
             where the server cannot enforce the rule.
-        init_user: Who commands run as: `name`, `uid`, `name:group` or `uid:gid`.
+        init_user: Who commands run as that name no user: `name`, `uid`, `name:group` or `uid:gid`.
+            A name is looked up when a command starts, which raises `NotFoundError` where the
+            sandbox's /etc/passwd does not have it (yet).
         workdir: Where commands start, absolute.
         env: Environment of every command.
         labels: For finding sandboxes again with `list`.
@@ -69,7 +71,7 @@ class Limits:
         milli_cpu: Thousandths of one CPU.
         memory_bytes: Of all processes and files in memory together.
         disk_bytes: Of the writable layer.
-        disk_inodes: Files of the writable layer.
+        disk_inodes: Files of the writable layer; None where the node's disk driver does not count them.
         pids: Processes and threads.
     """
 
@@ -149,7 +151,7 @@ class Usage:
     memory_bytes: int
     memory_peak_bytes: int
     disk_bytes: int
-    disk_inodes: int
+    disk_inodes: int | None
     pids: int
     oom_kills: int
     limits: Limits
@@ -318,6 +320,11 @@ class ProcessInfo:
     lingering: bool
     session_id: str
     fault: str = ""
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended, with an outcome or a fault."""
+        return self.outcome is not None or bool(self.fault)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@
 
     with DSecClient() as client:
         with client.run_container(DSecContainerRunArgs(container_image="base")) as sandbox:
-            print(sandbox.run_shell("uname -a").text)
+            print(sandbox.run_shell("echo hello").text)
 
 A client runs the calls in an event loop of its own, in a thread of its own. It
 may be used from any number of threads, from code that runs inside another

@@ -49,14 +49,16 @@ class Command(_message.Message):
     def __init__(self, argv: _Optional[_Iterable[str]] = ..., shell: _Optional[str] = ..., raw_argv: _Optional[_Iterable[bytes]] = ..., env: _Optional[_Mapping[str, str]] = ..., cwd: _Optional[str] = ..., user: _Optional[str] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., output_limit_bytes: _Optional[int] = ...) -> None: ...
 
 class ExecRequest(_message.Message):
-    __slots__ = ("sandbox_id", "command", "stdin")
+    __slots__ = ("sandbox_id", "command", "stdin", "tag")
     SANDBOX_ID_FIELD_NUMBER: _ClassVar[int]
     COMMAND_FIELD_NUMBER: _ClassVar[int]
     STDIN_FIELD_NUMBER: _ClassVar[int]
+    TAG_FIELD_NUMBER: _ClassVar[int]
     sandbox_id: str
     command: Command
     stdin: bytes
-    def __init__(self, sandbox_id: _Optional[str] = ..., command: _Optional[_Union[Command, _Mapping]] = ..., stdin: _Optional[bytes] = ...) -> None: ...
+    tag: str
+    def __init__(self, sandbox_id: _Optional[str] = ..., command: _Optional[_Union[Command, _Mapping]] = ..., stdin: _Optional[bytes] = ..., tag: _Optional[str] = ...) -> None: ...
 
 class ExecResponse(_message.Message):
     __slots__ = ("outcome", "stdout", "stderr", "process_id")
@@ -168,7 +170,7 @@ class ListProcessesResponse(_message.Message):
     def __init__(self, processes: _Optional[_Iterable[_Union[Process, _Mapping]]] = ...) -> None: ...
 
 class Process(_message.Message):
-    __slots__ = ("process_id", "pid", "argv", "started", "outcome", "next_seq", "first_seq", "pty", "lingering", "session_id", "fault")
+    __slots__ = ("process_id", "pid", "argv", "started", "outcome", "next_seq", "first_seq", "pty", "lingering", "session_id", "fault", "tag")
     PROCESS_ID_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     ARGV_FIELD_NUMBER: _ClassVar[int]
@@ -180,6 +182,7 @@ class Process(_message.Message):
     LINGERING_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     FAULT_FIELD_NUMBER: _ClassVar[int]
+    TAG_FIELD_NUMBER: _ClassVar[int]
     process_id: int
     pid: int
     argv: _containers.RepeatedScalarFieldContainer[str]
@@ -191,7 +194,8 @@ class Process(_message.Message):
     lingering: bool
     session_id: str
     fault: str
-    def __init__(self, process_id: _Optional[int] = ..., pid: _Optional[int] = ..., argv: _Optional[_Iterable[str]] = ..., started: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., outcome: _Optional[_Union[_types_pb2.Outcome, _Mapping]] = ..., next_seq: _Optional[int] = ..., first_seq: _Optional[int] = ..., pty: bool = ..., lingering: bool = ..., session_id: _Optional[str] = ..., fault: _Optional[str] = ...) -> None: ...
+    tag: str
+    def __init__(self, process_id: _Optional[int] = ..., pid: _Optional[int] = ..., argv: _Optional[_Iterable[str]] = ..., started: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., outcome: _Optional[_Union[_types_pb2.Outcome, _Mapping]] = ..., next_seq: _Optional[int] = ..., first_seq: _Optional[int] = ..., pty: bool = ..., lingering: bool = ..., session_id: _Optional[str] = ..., fault: _Optional[str] = ..., tag: _Optional[str] = ...) -> None: ...
 
 class SignalRequest(_message.Message):
     __slots__ = ("sandbox_id", "process_id", "signal", "tree")

@@ -1,0 +1,111 @@
+package client
+
+import (
+	"bytes"
+	"context"
+	"slices"
+	"strconv"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/opendsec/dsec"
+	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
+	"github.com/opendsec/dsec/proto/dsec/v1/dsecv1connect"
+)
+
+// numberAfter is how long an Exec call lasts before it is asked for the number of
+// its command, by which it is found again should the call break off. Most
+// commands end before, and cost nothing more.
+const numberAfter = 250 * time.Millisecond
+
+// numberTries bounds how often a server is asked that may not know.
+const numberTries = 10
+
+// exec runs the command in one round trip.
+func (c *Cmd) exec(ctx context.Context) ([]byte, dsec.Outcome, error) {
+	tag := c.sandbox.c.tag()
+	number, answered := make(chan uint64, 1), make(chan struct{})
+	timer := time.AfterFunc(numberAfter, func() {
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		go func() {
+			select {
+			case <-answered:
+			case <-ctx.Done():
+			}
+			cancel()
+		}()
+		number <- c.number(ctx, tag)
+	})
+	res, err := c.sandbox.c.process.Exec(ctx, connect.NewRequest(&dsecv1.ExecRequest{
+		SandboxId: string(c.sandbox.id), Command: c.message(), Tag: tag,
+	}))
+	close(answered)
+	if err != nil {
+		process := uint64(0)
+		if !timer.Stop() {
+			process = <-number
+		}
+		return c.execBroke(ctx, process, err)
+	}
+	timer.Stop()
+	o, ok := outcomeOf(res.Msg.Outcome)
+	if !ok {
+		return nil, dsec.Outcome{}, dsec.Errorf(dsec.CodeOutcomeUnknown, "the server told no outcome")
+	}
+	if c.Stderr != nil {
+		if _, err := c.Stderr.Write(res.Msg.Stderr); err != nil {
+			return res.Msg.Stdout, o, err
+		}
+	}
+	return res.Msg.Stdout, o, nil
+}
+
+// tag is a name for a call that no other call has.
+func (c *Client) tag() string { return c.name + strconv.FormatUint(c.tags.Add(1), 36) }
+
+// number asks for the number of the command that the Exec call with that tag
+// runs; it is 0 where ctx ends before the answer.
+func (c *Cmd) number(ctx context.Context, tag string) uint64 {
+	for attempt := 1; attempt <= numberTries; attempt++ {
+		// Not call, which would wait for a server that refuses it.
+		res, err := c.sandbox.c.process.ListProcesses(ctx, connect.NewRequest(&dsecv1.ListProcessesRequest{SandboxId: string(c.sandbox.id)}))
+		if err == nil {
+			list := res.Msg.Processes
+			if i := slices.IndexFunc(list, func(p *dsecv1.Process) bool { return p.Tag == tag }); i >= 0 {
+				return list[i].ProcessId
+			}
+		}
+		if pause(ctx, attempt) != nil {
+			return 0
+		}
+	}
+	return 0
+}
+
+// execBroke goes on with a command whose Exec call ended in err, if it may run and
+// its number is known.
+func (c *Cmd) execBroke(ctx context.Context, process uint64, err error) ([]byte, dsec.Outcome, error) {
+	var out bytes.Buffer
+	var lost uint64
+	f := follower{
+		p: &Process{sandbox: c.sandbox, ID: process}, stdout: &out, stderr: c.Stderr, own: true,
+		gap: func(g Gap) { lost += g.To - g.From },
+	}
+	_, err = f.broken(err, dsecv1connect.ProcessServiceExecProcedure)
+	if ctx.Err() != nil || dsec.CodeOf(err) != dsec.CodeOutcomeUnknown {
+		return nil, dsec.Outcome{}, err
+	}
+	if process == 0 {
+		return nil, dsec.Outcome{}, &dsec.Error{
+			Code: dsec.CodeOutcomeUnknown, Err: err,
+			Message: err.Error() + " (Processes lists the command if it was started)",
+		}
+	}
+	o, err := f.goOn(ctx)
+	if err == nil {
+		err = f.whole(lost)
+	}
+	return out.Bytes(), o, err
+}
