@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -201,39 +202,53 @@ func (b *btrfs) enableQuota() error {
 func (b *btrfs) name() string { return "btrfs" }
 func (b *btrfs) inodes() bool { return false }
 
-func (b *btrfs) create(_ context.Context, id string, req Request) (int, error) {
-	again, err := b.free.take(id)
-	if err != nil {
-		return -1, err
-	}
+func (b *btrfs) create(_ context.Context, req Request) (name string, top int, err error) {
+	name, limited, again := b.free.take()
 	if !again {
+		name = newName()
 		var args volArgs
-		copy(args.name[:len(args.name)-1], id)
+		copy(args.name[:len(args.name)-1], name)
 		if err := ioctl(b.fd, iocSubvolCreate, &args); err != nil {
-			return -1, fmt.Errorf("btrfs: create subvolume: %w", err)
+			return "", -1, fmt.Errorf("btrfs: create subvolume: %w", err)
 		}
 	}
 	// Not O_PATH: the limit is set through it.
-	fd, err := unix.Openat(b.fd, id, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	fd, err := unix.Openat(b.fd, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return -1, fmt.Errorf("btrfs: open subvolume: %w", err)
+		return name, -1, fmt.Errorf("btrfs: open subvolume: %w", err)
 	}
-	limit := qgroupLimit{flags: limitReferenced, maxReferenced: uint64(req.Bytes)} // of fd's own qgroup
-	if err := ioctl(fd, iocQgroupLimit, &limit); err != nil {
-		_ = unix.Close(fd)
-		return -1, fmt.Errorf("btrfs: limit: %w", err)
+	if limited != req.Bytes {
+		if err := limit(fd, req.Bytes); err != nil {
+			_ = unix.Close(fd)
+			return name, -1, err
+		}
+		b.free.limited(name, req.Bytes)
 	}
-	return fd, nil
+	return name, fd, nil
 }
 
-func (b *btrfs) open(id string) (int, error) { return openDirAt(b.fd, id) }
+// limit bounds the subvolume of an open directory.
+func limit(dir int, bytes int64) error {
+	l := qgroupLimit{flags: limitReferenced, maxReferenced: uint64(bytes)} // of dir's own qgroup
+	if err := ioctl(dir, iocQgroupLimit, &l); err != nil {
+		return fmt.Errorf("btrfs: limit: %w", err)
+	}
+	return nil
+}
+
+func (b *btrfs) open(name string) (int, error) {
+	if b.free.owns(name) {
+		return -1, &fs.PathError{Op: "open", Path: name, Err: fs.ErrNotExist}
+	}
+	return openDirAt(b.fd, name)
+}
 
 // usage reads the quota's counter, which knows of what was written once that is on
 // disk and committed. The kernel does either in its own time, half a minute each.
 // The second is asked for here, so that who looks again soon sees it.
-func (b *btrfs) usage(id string) (Usage, error) {
+func (b *btrfs) usage(name string) (Usage, error) {
 	b.commitSoon()
-	fd, err := b.open(id)
+	fd, err := b.open(name)
 	if err != nil {
 		return Usage{}, err
 	}
@@ -291,19 +306,18 @@ func (b *btrfs) subvolID(dir int) (uint64, error) {
 	return args.treeid, nil
 }
 
-func (b *btrfs) rename(id, to string) error { return renameAt(b.fd, id, to) }
-
-func (b *btrfs) remove(_ context.Context, id string) error {
-	if kept, err := b.free.put(id); kept || err != nil {
-		return err
+func (b *btrfs) remove(_ context.Context, name string) error {
+	if b.free.put(name) {
+		return nil
 	}
-	return b.drop(id)
+	return b.drop(name)
 }
 
 // drop removes a subvolume for good.
-func (b *btrfs) drop(id string) error {
+func (b *btrfs) drop(name string) error {
+	defer b.free.forget(name) // where it could not be dropped, a sweep finds it
 	var args volArgs
-	copy(args.name[:len(args.name)-1], id)
+	copy(args.name[:len(args.name)-1], name)
 	if err := ioctl(b.fd, iocSnapDestroy, &args); err != nil {
 		return fmt.Errorf("btrfs: remove subvolume: %w", err)
 	}
@@ -342,8 +356,10 @@ func (b *btrfs) clean() {
 }
 
 func (b *btrfs) list() ([]string, error) {
+	// In this order: what the recycler gives away meanwhile is not taken for nobody's.
+	owned := b.free.snapshot()
 	names, err := readNames(b.fd, ".")
-	return slices.DeleteFunc(names, b.free.owns), err
+	return slices.DeleteFunc(names, func(name string) bool { return owned[name] }), err
 }
 
 // close unmounts an image without volumes: a node that is done with its

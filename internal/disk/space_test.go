@@ -30,14 +30,14 @@ func TestStarved(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	small := volume(t, s, idA, 16<<20)
+	small := volume(t, s, 16<<20)
 	begin := time.Now()
 	fillVolume(t, small, unix.EDQUOT)
 	if s.Starved(begin, time.Now()) {
 		t.Fatal("starved, where a volume reached its own limit")
 	}
 	before := time.Now()
-	large := volume(t, s, idB, 1<<40)
+	large := volume(t, s, 1<<40)
 	fillVolume(t, large, unix.ENOSPC)
 	if !s.Starved(before, time.Now()) {
 		t.Fatal("not starved, where the image was full")
@@ -77,7 +77,7 @@ func TestStarvedBeforeItWasOpen(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	v := volume(t, s, idA, 1<<40)
+	v := volume(t, s, 1<<40)
 	fillVolume(t, v, unix.ENOSPC)
 	if err := errors.Join(s.Close(), os.Remove(filepath.Join(dir, starvedName))); err != nil {
 		t.Fatal(err)
@@ -91,7 +91,7 @@ func TestStarvedBeforeItWasOpen(t *testing.T) {
 // Small files fill the image by their metadata; room for data does not help.
 func TestStarvedOfMetadata(t *testing.T) {
 	s := openStore(t, "btrfs")
-	v := create(t, s, idA, 1<<40, 0)
+	v := create(t, s, 1<<40, 0)
 	before := time.Now()
 	dir, done := use(t, v)
 	var err error
@@ -110,7 +110,7 @@ func TestStarvedOfMetadata(t *testing.T) {
 
 func TestCreatesAreRefusedBeforeTheDiskIsFull(t *testing.T) {
 	s := openStore(t, "btrfs")
-	v := create(t, s, idA, 1<<40, 0)
+	v := create(t, s, 1<<40, 0)
 	dir, done := use(t, v)
 	defer done()
 	for n := 0; ; n++ {
@@ -125,10 +125,10 @@ func TestCreatesAreRefusedBeforeTheDiskIsFull(t *testing.T) {
 			t.Fatalf("the disk is full with %d free: %v", space.Free, err)
 		}
 	}
-	if _, err := s.Create(context.Background(), idB, Request{Bytes: 1 << 20}); dsec.CodeOf(err) != dsec.CodeExhausted {
+	if _, err := s.Create(context.Background(), Request{Bytes: 1 << 20}); dsec.CodeOf(err) != dsec.CodeExhausted {
 		t.Errorf("create: %v, want exhausted", err)
 	}
-	if err := v.Rename(idB); dsec.CodeOf(err) != dsec.CodeExhausted {
+	if err := s.Admit(); err == nil || dsec.CodeOf(err) != dsec.CodeExhausted {
 		t.Errorf("use of a volume made ahead: %v, want exhausted", err)
 	}
 	if err := os.WriteFile(dir+"/last", make([]byte, 4<<20), 0o600); err != nil {
@@ -149,7 +149,7 @@ func TestImageGrows(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	v := volume(t, s, idA, 1<<40)
+	v := volume(t, s, 1<<40)
 	begin := time.Now()
 	path, done := use(t, v)
 	for n := range 30 { // 480 MiB
@@ -224,9 +224,9 @@ func fillVolume(t *testing.T, v *Volume, want error) {
 }
 
 // volume makes one that goes with its Store.
-func volume(t *testing.T, s *Store, id dsec.SandboxID, bytes int64) *Volume {
+func volume(t *testing.T, s *Store, bytes int64) *Volume {
 	t.Helper()
-	v, err := s.Create(context.Background(), id, Request{Bytes: bytes, UID: owner, GID: owner})
+	v, err := s.Create(context.Background(), Request{Bytes: bytes, UID: owner, GID: owner})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -200,8 +200,9 @@ func (s *Store) Starved(from, until time.Time) bool {
 // Room is how much of a disk of that size must be free for one more volume.
 func Room(size int64) int64 { return min(maxRoom, max(minRoom, size/roomPart)) }
 
-// room refuses one more volume while those that are there may need what is left.
-func (s *Store) room() error {
+// Admit refuses one more sandbox while those that are there may need what is left.
+// Create asks by itself.
+func (s *Store) Admit() error {
 	v := s.starved
 	if v == nil {
 		return nil
