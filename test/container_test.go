@@ -82,7 +82,7 @@ func (c *containerServer) destroy(t testing.TB) {
 	if err == nil {
 		err = errors.Join(tree.Close(), tree.Destroy())
 	}
-	store, derr := disk.Open(disk.Options{Dir: c.volumes(), ImageBytes: 512 << 20})
+	store, derr := disk.Open(disk.Options{Dir: c.volumes(), ImageBytes: 512 << 20, MaxImageBytes: 512 << 20})
 	if derr == nil {
 		derr = store.Destroy(context.Background())
 	}

@@ -81,7 +81,7 @@ type ContainerConfig struct {
 	Cgroup         string `toml:"cgroup"`
 	DiskDriver     string `toml:"disk_driver"`
 	DiskImageBytes int64  `toml:"disk_image_bytes"`
-	// DiskImageMaxBytes, 0, is as much as the disk has.
+	// DiskImageMaxBytes of 0 is no bound but what the disk below keeps free.
 	DiskImageMaxBytes int64 `toml:"disk_image_max_bytes"`
 }
 

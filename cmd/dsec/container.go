@@ -1,10 +1,8 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"log/slog"
-	"math"
 	"os"
 	"path/filepath"
 
@@ -22,10 +20,9 @@ func openContainer(cfg *Config, log *slog.Logger) (backend.Backend, error) {
 		return nil, err
 	}
 	c := cfg.Container
-	largest := cmp.Or(c.DiskImageMaxBytes, math.MaxInt64)
 	return container.New(container.Config{
 		RunDir: filepath.Join(cfg.RunDir, "container"),
-		Disk:   disk.Options{Dir: cfg.volumes(), Driver: c.DiskDriver, ImageBytes: c.DiskImageBytes, MaxImageBytes: largest, Log: log},
+		Disk:   disk.Options{Dir: cfg.volumes(), Driver: c.DiskDriver, ImageBytes: c.DiskImageBytes, MaxImageBytes: c.DiskImageMaxBytes, Log: log},
 		Cgroup: cfg.cgroup(), Exclusive: true,
 		Chronus:  chronus,
 		Warm:     int(c.Warm),

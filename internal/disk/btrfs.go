@@ -10,8 +10,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
-	"strings"
 	"sync/atomic"
 	"time"
 	"unsafe"
@@ -25,9 +23,10 @@ import (
 // volume is a subvolume; simple quotas charge data and metadata to the
 // subvolume that wrote them, and cost nothing at commit, unlike full ones.
 type btrfs struct {
-	s     *Store
-	fd    int    // of the mount
-	sysfs string // /sys/fs/btrfs/<uuid>
+	s        *Store
+	fd       int    // of the mount
+	sysfs    string // /sys/fs/btrfs/<uuid>
+	counters []int  // descriptors, in the order of counters
 
 	committed atomic.Int64 // when usage last asked for a commit, in ns since 1970
 
@@ -112,10 +111,14 @@ func (b *btrfs) openMount() (err error) {
 	}
 	u := info.uuid
 	b.sysfs = fmt.Sprintf("/sys/fs/btrfs/%x-%x-%x-%x-%x", u[:4], u[4:6], u[6:8], u[8:10], u[10:])
+	if err := b.openCounters(); err != nil {
+		return errors.Join(err, b.closeMount())
+	}
 	return nil
 }
 
 func (b *btrfs) closeMount() error {
+	b.closeCounters()
 	err := unix.Close(b.fd)
 	b.fd = -1
 	return err
@@ -285,12 +288,11 @@ func (b *btrfs) referenced(dir int) (int64, error) {
 		return 0, fmt.Errorf("btrfs: quota of subvolume %d: %w", n, err)
 	}
 	defer unix.Close(fd)
-	var text [32]byte
-	l, err := unix.Read(fd, text[:])
+	used, err := readNumber(fd)
 	if err != nil {
 		return 0, fmt.Errorf("btrfs: quota of subvolume %d: %w", n, err)
 	}
-	return strconv.ParseInt(strings.TrimSpace(string(text[:l])), 10, 64)
+	return used, nil
 }
 
 func (b *btrfs) subvolID(dir int) (uint64, error) {

@@ -54,8 +54,8 @@ type Options struct {
 	ImageBytes int64
 	// MaxImageBytes is how large that image may grow where it becomes full, as
 	// long as the disk of Dir keeps a tenth of it free, but at least 1 and at most
-	// 16 GiB. It never shrinks.
-	// 0: it does not grow.
+	// 16 GiB; 0 is no other bound than that, and what the image has already keeps
+	// it from growing. It never shrinks.
 	MaxImageBytes int64
 	Log           *slog.Logger
 }

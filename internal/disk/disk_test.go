@@ -21,9 +21,10 @@ import (
 
 const owner = 231072
 
+// open opens a Store whose image does not grow.
 func open(t testing.TB, dir, driver string) *Store {
 	t.Helper()
-	return openWith(t, Options{Dir: dir, Driver: driver, ImageBytes: 256 << 20})
+	return openWith(t, Options{Dir: dir, Driver: driver, ImageBytes: minImage, MaxImageBytes: minImage})
 }
 
 // openWith skips where the kernel lacks what the driver needs.
@@ -42,22 +43,50 @@ func openWith(t testing.TB, o Options) *Store {
 
 func openStore(t testing.TB, driver string) *Store {
 	t.Helper()
+	return openNode(t, Options{Driver: driver, ImageBytes: minImage, MaxImageBytes: minImage}).Store
+}
+
+// node is a Store that a test opens again, as an edge that was restarted does.
+type node struct {
+	*Store
+	t testing.TB
+}
+
+// openNode opens a Store in a directory of its own. The test leaves nothing of it.
+func openNode(t testing.TB, o Options) *node {
+	t.Helper()
 	testutil.Require(t, testutil.Root)
 	dir := testutil.Dir(t)
 	testutil.Ledger(t, filepath.Base(dir))
-	if driver == "project" {
+	if o.Driver == "project" {
 		dir = projectFS(t, dir)
 	}
-	s := open(t, filepath.Join(dir, "disk"), driver)
+	o.Dir = filepath.Join(dir, "disk")
+	n := &node{Store: openWith(t, o), t: t}
 	t.Cleanup(func() {
-		if err := s.Destroy(context.Background()); err != nil {
+		if n.Store == nil {
+			return // it failed to open again, and said so
+		}
+		if err := n.Destroy(context.Background()); err != nil {
 			t.Error(err)
 		}
-		if left, err := os.ReadDir(s.opts.Dir); err != nil || len(left) > 0 {
+		if left, err := os.ReadDir(o.Dir); err != nil || len(left) > 0 {
 			t.Errorf("left in the store's directory: %v, %v", left, err)
 		}
 	})
-	return s
+	return n
+}
+
+// restart closes the Store, has meanwhile done what happens then, and opens it.
+func (n *node) restart(meanwhile func(dir string) error) {
+	n.t.Helper()
+	o := n.opts
+	check(n.t, n.Close())
+	n.Store = nil
+	if meanwhile != nil {
+		check(n.t, meanwhile(o.Dir))
+	}
+	n.Store = openWith(n.t, o)
 }
 
 // projectFS mounts a file system with project quotas, on the kernels that have

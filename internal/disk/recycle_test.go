@@ -158,7 +158,7 @@ func TestKeptVolumesAreSwept(t *testing.T) {
 	}
 	close(next.stop)
 	next.wg.Wait()
-	if err := errors.Join(unix.Close(next.driver.(*btrfs).fd), next.root.Close()); err != nil {
+	if err := errors.Join(next.driver.(*btrfs).closeMount(), next.root.Close()); err != nil {
 		t.Error(err)
 	}
 }

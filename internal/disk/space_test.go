@@ -21,23 +21,15 @@ import (
 // The Store knows when the disk of all was full, before, after and in another
 // life, and nothing of a volume that reached its own limit.
 func TestStarved(t *testing.T) {
-	testutil.Require(t, testutil.Root)
-	dir := testutil.Dir(t)
-	testutil.Ledger(t, filepath.Base(dir))
-	s := open(t, dir, "btrfs")
-	t.Cleanup(func() {
-		if err := s.Destroy(context.Background()); err != nil {
-			t.Error(err)
-		}
-	})
-	small := volume(t, s, 16<<20)
+	s := openNode(t, Options{Driver: "btrfs", ImageBytes: minImage, MaxImageBytes: minImage})
+	small := volume(t, s.Store, 16<<20)
 	begin := time.Now()
 	fillVolume(t, small, unix.EDQUOT)
 	if s.Starved(begin, time.Now()) {
 		t.Fatal("starved, where a volume reached its own limit")
 	}
 	before := time.Now()
-	large := volume(t, s, 1<<40)
+	large := volume(t, s.Store, 1<<40)
 	fillVolume(t, large, unix.ENOSPC)
 	if !s.Starved(before, time.Now()) {
 		t.Fatal("not starved, where the image was full")
@@ -59,30 +51,16 @@ func TestStarved(t *testing.T) {
 		if !s.Starved(before, after) {
 			t.Error("forgot when the image was full")
 		}
-		if err := s.Close(); err != nil {
-			t.Fatal(err)
-		}
-		s = open(t, dir, "btrfs") // the edge was restarted
+		s.restart(nil)
 	}
 }
 
 // A Store that finds the disk full does not know since when.
 func TestStarvedBeforeItWasOpen(t *testing.T) {
-	testutil.Require(t, testutil.Root)
-	dir := testutil.Dir(t)
-	testutil.Ledger(t, filepath.Base(dir))
-	s := open(t, dir, "btrfs")
-	t.Cleanup(func() {
-		if err := s.Destroy(context.Background()); err != nil {
-			t.Error(err)
-		}
-	})
-	v := volume(t, s, 1<<40)
+	s := openNode(t, Options{Driver: "btrfs", ImageBytes: minImage, MaxImageBytes: minImage})
+	v := volume(t, s.Store, 1<<40)
 	fillVolume(t, v, unix.ENOSPC)
-	if err := errors.Join(s.Close(), os.Remove(filepath.Join(dir, starvedName))); err != nil {
-		t.Fatal(err)
-	}
-	s = open(t, dir, "btrfs")
+	s.restart(func(dir string) error { return os.Remove(filepath.Join(dir, starvedName)) })
 	if hour := time.Now().Add(-time.Hour); !s.Starved(hour, hour) {
 		t.Error("not starved")
 	}
@@ -138,18 +116,10 @@ func TestCreatesAreRefusedBeforeTheDiskIsFull(t *testing.T) {
 
 // The image grows as it is filled, up to its most, and is as large after a restart.
 func TestImageGrows(t *testing.T) {
-	testutil.Require(t, testutil.Root)
-	dir := testutil.Dir(t)
-	testutil.Ledger(t, filepath.Base(dir))
 	const most = 640 << 20
-	o := Options{Dir: dir, Driver: "btrfs", ImageBytes: minImage, MaxImageBytes: most, Log: testutil.Logger(t)}
-	s := openWith(t, o)
-	t.Cleanup(func() {
-		if err := s.Destroy(context.Background()); err != nil {
-			t.Error(err)
-		}
-	})
-	v := volume(t, s, 1<<40)
+	s := openNode(t, Options{Driver: "btrfs", ImageBytes: minImage, MaxImageBytes: most})
+	dir := s.opts.Dir
+	v := volume(t, s.Store, 1<<40)
 	begin := time.Now()
 	path, done := use(t, v)
 	for n := range 30 { // 480 MiB
@@ -175,16 +145,8 @@ func TestImageGrows(t *testing.T) {
 	if driver != "btrfs" || err != nil || seen.Size != most || seen.Used < 480<<20 {
 		t.Errorf("inspected: %s %+v, %v", driver, seen, err)
 	}
-	if err := s.Close(); err != nil {
-		t.Fatal(err)
-	}
 	// A growth that was cut short after the file became longer is done at the next start.
-	if err := os.Truncate(filepath.Join(dir, imageName), most+64<<20); err != nil {
-		t.Fatal(err)
-	}
-	if s, err = Open(o); err != nil {
-		t.Fatal(err)
-	}
+	s.restart(func(dir string) error { return os.Truncate(filepath.Join(dir, imageName), most+64<<20) })
 	if space, _, err = s.Space(); err != nil || space.Size != most+64<<20 {
 		t.Errorf("after a restart %+v, %v", space, err)
 	}
@@ -201,13 +163,15 @@ func TestGrowth(t *testing.T) {
 		{"at most a step", 32 * gib, math.MaxInt64, 1000 * gib, 500 * gib, 8 * gib},
 		{"16 GiB stay", 32 * gib, math.MaxInt64, 1000 * gib, 18 * gib, 2 * gib},
 		{"to its most", 4 * gib, 5 * gib, 100 * gib, 50 * gib, gib},
+		{"no most", 4 * gib, 0, 100 * gib, 50 * gib, 2 * gib},
 		{"a tenth stays", 4 * gib, math.MaxInt64, 100 * gib, 11 * gib, gib},
 		{"1 GiB stays", 4 * gib, math.MaxInt64, 4 * gib, 1100 * mib, 76 * mib},
 		{"too little to matter", 4 * gib, math.MaxInt64, 100 * gib, 10*gib + 63*mib, 0},
 		{"is at its most", 4 * gib, 4 * gib, 100 * gib, 50 * gib, 0},
+		{"is past its most", 4 * gib, 1, 100 * gib, 50 * gib, 0},
 		{"the disk is full", 4 * gib, math.MaxInt64, 100 * gib, 5 * gib, 0},
 	} {
-		if got := growth(c.image, c.most, c.disk, c.free); got != c.want {
+		if got := growth(c.image, spare(c.image, c.most, c.disk, c.free)); got != c.want {
 			t.Errorf("%s: %d MiB, want %d", c.name, got>>20, c.want>>20)
 		}
 	}
@@ -239,7 +203,9 @@ type scarce struct {
 	free int64
 }
 
-func (d scarce) space() (Space, error) { return Space{Size: 1 << 40, Free: d.free}, nil }
+func (d scarce) look() (sample, error) {
+	return sample{Space: Space{Size: 1 << 40, Free: d.free}}, nil
+}
 
 // What filled and ended while no Store was open is unknown from the last time on
 // of which something is known.
@@ -285,15 +251,15 @@ type eager struct {
 	grown atomic.Bool
 }
 
-func (d *eager) space() (Space, error) {
+func (d *eager) look() (sample, error) {
 	if d.grown.Load() {
-		return Space{Size: 1 << 40, Free: 1 << 39}, nil
+		return sample{Space: Space{Size: 1 << 40, Free: 1 << 39}}, nil
 	}
-	return Space{Size: 1 << 40}, nil
+	return sample{Space: Space{Size: 1 << 40}, nearlyFull: true}, nil
 }
 
-func (d *eager) grow() error { d.grown.Store(true); d.asked <- "grow"; return nil }
-func (d *eager) commitSoon() { d.asked <- "commit" }
+func (d *eager) grow(int64) error { d.grown.Store(true); d.asked <- "grow"; return nil }
+func (d *eager) commitSoon()      { d.asked <- "commit" }
 
 // A disk that was full until it grew is on record as that, and a full one is
 // asked to give back what was removed; one with room is not.
@@ -306,9 +272,6 @@ func TestFullDiskIsOnRecordBeforeItGrows(t *testing.T) {
 	if s.starved, err = openStarvation(s); err != nil {
 		t.Fatal(err)
 	}
-	if what := <-asked; what != "grow" {
-		t.Errorf("%s of a disk with room", what)
-	}
 	before := time.Now()
 	d.grown.Store(false)
 	if what := []string{<-asked, <-asked}; !slices.Equal(what, []string{"grow", "commit"}) {
@@ -318,5 +281,47 @@ func TestFullDiskIsOnRecordBeforeItGrows(t *testing.T) {
 	s.wg.Wait()
 	if !s.Starved(before, time.Now()) {
 		t.Errorf("not on record: %+v", s.starved.spans)
+	}
+}
+
+// slow is a disk that takes its time to tell how full it is.
+type slow struct {
+	driver
+	looks   atomic.Int64
+	asked   chan struct{}
+	release chan struct{}
+}
+
+func (d *slow) look() (sample, error) {
+	d.looks.Add(1)
+	d.asked <- struct{}{}
+	<-d.release
+	return sample{Space: Space{Size: 1 << 40, Free: 1 << 39}}, nil
+}
+
+// Whoever knows enough does not wait for another's look, and those who wait for one
+// share it.
+func TestLooksAreShared(t *testing.T) {
+	const all = 8
+	d := &slow{asked: make(chan struct{}, all+1), release: make(chan struct{})}
+	s := &Store{opts: Options{Dir: t.TempDir()}, driver: d, log: testutil.Logger(t), stop: make(chan struct{})}
+	v := &starvation{s: s, seen: time.Now(), last: sample{Space: Space{Size: 1 << 40, Free: 1 << 62}}}
+	s.starved = v
+	done := make(chan sample, all+1)
+	go func() { done <- v.look(time.Now()) }()
+	<-d.asked
+	begun := time.Now()
+	if err := s.Admit(); err != nil || s.Starved(begun, begun) {
+		t.Errorf("with room for years: %v", err)
+	}
+	for range all {
+		go func() { done <- v.look(begun) }()
+	}
+	close(d.release)
+	for range all + 1 {
+		<-done
+	}
+	if n := d.looks.Load(); n != 2 {
+		t.Errorf("%d looks, want the one before they asked and one after", n)
 	}
 }

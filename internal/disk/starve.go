@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -45,17 +46,19 @@ type span struct {
 type starvation struct {
 	s *Store
 
-	mu    sync.Mutex
+	looking sync.Mutex // held over a look, so that samples are noted in their order
+	again   time.Time  // when to try again to grow; of run alone
+
+	mu    sync.Mutex // of what follows; held for no look at the disk
 	spans []span
 	seen  time.Time // of the last look, with the monotonic clock
-	space Space     // then
-	again time.Time // when to try again to grow
+	last  sample    // then
 }
 
 // openStarvation goes on with what an earlier Store knew. It is nil where the
 // volumes share no disk.
 func openStarvation(s *Store) (*starvation, error) {
-	space, ok, err := s.Space()
+	now, ok, err := s.look()
 	if err != nil || !ok {
 		return nil, err
 	}
@@ -71,7 +74,7 @@ func openStarvation(s *Store) (*starvation, error) {
 	if n := len(v.spans); n > 0 {
 		v.seen = v.spans[n-1].Until // if the disk is full, nobody knows since when
 	}
-	v.note(time.Now(), space)
+	v.record(time.Now(), now)
 	s.wg.Go(v.run)
 	return v, nil
 }
@@ -85,89 +88,112 @@ func (v *starvation) run() {
 			return
 		case <-timer.C:
 		}
-		// Before it grows: that it was full is not to be missed.
-		v.mu.Lock()
-		v.look()
-		full := v.space.Free < starveBelow
-		wait := v.safe(starveBelow)
-		v.mu.Unlock()
+		now := v.look(time.Now())
 		if g, ok := v.s.driver.(grower); ok {
-			v.grow(g)
-			if full {
+			// After the look: that it was full is not to be missed.
+			if now.nearlyFull {
+				v.grow(g, now.Size)
+			}
+			if now.Free < starveBelow {
 				g.commitSoon()
 			}
 		}
-		timer.Reset(min(latest, max(soonest, wait)))
+		timer.Reset(min(latest, max(soonest, now.safe(starveBelow))))
 	}
 }
 
-// grow makes the disk larger, where it can and is to become so.
-func (v *starvation) grow(g grower) {
+// grow makes the disk larger, where it can.
+func (v *starvation) grow(g grower, size int64) {
 	if time.Now().Before(v.again) {
 		return
 	}
-	if err := g.grow(); err != nil {
+	if err := g.grow(size); err != nil {
 		v.s.log.Warn("disk: the image of all volumes does not grow", "err", err)
 		v.again = time.Now().Add(time.Minute)
 	}
 }
 
-// look takes a sample. The caller holds v.mu: samples are noted in the order in
-// which they were taken.
-func (v *starvation) look() {
-	now := time.Now()
-	space, _, err := v.s.Space()
+// look returns a sample that was taken after a time.
+func (v *starvation) look(after time.Time) sample {
+	v.looking.Lock()
+	defer v.looking.Unlock()
+	v.mu.Lock()
+	seen, last := v.seen, v.last
+	v.mu.Unlock()
+	if seen.After(after) { // another has looked meanwhile
+		return last
+	}
+	at := time.Now()
+	now, _, err := v.s.look()
 	if err != nil {
 		v.s.log.Error("disk: free space is not known", "err", err)
-		return // the next look decides about the time since the last
+		return last // the next look decides about the time since the last
 	}
-	v.note(now, space)
+	v.record(at, now)
+	return now
 }
 
-// safe is how long after the last look there is more than so much free for sure.
-// The caller holds v.mu.
-func (v *starvation) safe(bytes int64) time.Duration {
-	return time.Duration((v.space.Free - bytes) / maxRate)
+// safe is how long after a sample there is more than so much free for sure.
+func (s sample) safe(bytes int64) time.Duration {
+	return time.Duration((s.Free - bytes) / maxRate)
 }
 
-// short looks again where it must, and reports whether less than that is free.
-// The caller holds v.mu.
-func (v *starvation) short(bytes int64) bool {
-	if time.Since(v.seen) > v.safe(bytes) {
-		v.look()
+// short looks again where it must, and returns what is free and whether that is
+// less than so much.
+func (v *starvation) short(bytes int64) (sample, bool) {
+	now := time.Now()
+	v.mu.Lock()
+	seen, last := v.seen, v.last
+	v.mu.Unlock()
+	if now.Sub(seen) > last.safe(bytes) {
+		last = v.look(now)
 	}
-	return v.space.Free < bytes
+	return last, last.Free < bytes
 }
 
-// note takes a sample in. The disk may have been full from just after the last
-// one on, and up to the next. The caller holds v.mu, or alone has v.
-func (v *starvation) note(at time.Time, space Space) {
+// record notes a sample, and writes where that changes what is to be remembered.
+// The caller holds v.looking, or alone has v.
+func (v *starvation) record(at time.Time, now sample) {
+	v.mu.Lock()
+	changed := v.note(at, now)
+	spans := slices.Clone(v.spans)
+	v.mu.Unlock()
+	if !changed {
+		return
+	}
+	if err := v.write(spans); err != nil {
+		v.s.log.Error("disk: it is not on record when the disk was full", "err", err)
+	}
+}
+
+// note takes a sample in, and reports whether the disk has become full or has room
+// again. It may have been full from just after the last one on, and up to the next.
+// The caller holds v.mu.
+func (v *starvation) note(at time.Time, now sample) bool {
 	last := v.seen
-	v.seen, v.space = at, space
+	v.seen, v.last = at, now
 	n := len(v.spans)
 	open := n > 0 && v.spans[n-1].Until.IsZero()
-	switch full := space.Free < starveBelow; {
+	switch full := now.Free < starveBelow; {
 	case full && !open:
 		v.spans = append(v.spans, span{From: last.Round(0)})
 		if len(v.spans) > maxSpans {
 			v.spans[1].From = v.spans[0].From
 			v.spans = v.spans[1:]
 		}
-		v.s.log.Error("the disk of all sandboxes is full: how commands end is not told until it has room", "size", space.Size, "free", space.Free)
+		v.s.log.Error("the disk of all sandboxes is full: how commands end is not told until it has room", "size", now.Size, "free", now.Free)
 	case !full && open:
 		v.spans[n-1].Until = at.Round(0)
-		v.s.log.Info("the disk of all sandboxes has room again", "free", space.Free)
+		v.s.log.Info("the disk of all sandboxes has room again", "free", now.Free)
 	default:
-		return
+		return false
 	}
-	if err := v.write(); err != nil {
-		v.s.log.Error("disk: it is not on record when the disk was full", "err", err)
-	}
+	return true
 }
 
 // write makes the record outlive this process.
-func (v *starvation) write() error {
-	data, err := json.Marshal(v.spans)
+func (v *starvation) write(spans []span) error {
+	data, err := json.Marshal(spans)
 	if err != nil {
 		return err
 	}
@@ -186,9 +212,9 @@ func (s *Store) Starved(from, until time.Time) bool {
 	if v == nil {
 		return false
 	}
+	v.short(starveBelow)
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.short(starveBelow)
 	for _, p := range v.spans {
 		if !p.From.After(until) && (p.Until.IsZero() || !p.Until.Before(from)) {
 			return true
@@ -208,9 +234,10 @@ func (s *Store) Admit() error {
 		return nil
 	}
 	v.mu.Lock()
-	defer v.mu.Unlock()
-	if want := Room(v.space.Size); v.short(want) {
-		return dsec.Errorf(dsec.CodeExhausted, "the disk of all sandboxes has %d MiB free, and a new one wants %d left for those that run", v.space.Free>>20, want>>20)
+	want := Room(v.last.Size)
+	v.mu.Unlock()
+	if now, short := v.short(want); short {
+		return dsec.Errorf(dsec.CodeExhausted, "the disk of all sandboxes has %d MiB free, and a new one wants %d left for those that run", now.Free>>20, want>>20)
 	}
 	return nil
 }

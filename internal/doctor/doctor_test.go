@@ -53,7 +53,7 @@ func TestDiskSpace(t *testing.T) {
 	if detail, err := diskSpace(t.Context(), Options{Volumes: filepath.Join(dir, "none")}); err != nil || detail != "no sandbox was made yet" {
 		t.Errorf("without volumes: %q, %v", detail, err)
 	}
-	s, err := disk.Open(disk.Options{Dir: dir, Driver: "btrfs", ImageBytes: 512 << 20})
+	s, err := disk.Open(disk.Options{Dir: dir, Driver: "btrfs", ImageBytes: 512 << 20, MaxImageBytes: 512 << 20})
 	if err != nil && dsec.CodeOf(err) == dsec.CodeUnsupported {
 		t.Skip(err)
 	}

@@ -44,7 +44,7 @@ func victim() {
 	must(json.Unmarshal([]byte(os.Getenv(victimEnv)), &e))
 	must(os.Unsetenv(victimEnv)) // the launcher is the same binary
 	b, err := New(Config{
-		RunDir: e.RunDir, Disk: disk.Options{Dir: e.DiskDir, ImageBytes: e.ImageBytes}, Cgroup: e.Cgroup, Chronus: e.Chronus,
+		RunDir: e.RunDir, Disk: disk.Options{Dir: e.DiskDir, ImageBytes: e.ImageBytes, MaxImageBytes: e.ImageBytes}, Cgroup: e.Cgroup, Chronus: e.Chronus,
 		Launcher: []string{"/proc/self/exe"}, Warm: e.Warm,
 		Crash: func(step string) {
 			if step == e.Crash {
