@@ -82,7 +82,7 @@ func (b *btrfs) mount() error {
 				return err
 			}
 		}
-		err := mountImage(image, dir, "btrfs", btrfsOptions)
+		err := mountVolumes(image, dir)
 		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EUCLEAN) || errors.Is(err, unix.EIO) {
 			b.s.log.Error("disk image does not mount, starting with an empty one", "image", image, "err", err)
 			err = b.replaceImage(image, dir)
@@ -130,6 +130,27 @@ func (b *btrfs) closeMount() error {
 // that were allocated for it and a full node cannot fail its writes.
 const btrfsOptions = "nobarrier,nodatacow,nodiscard,space_cache=v2"
 
+// metadataRatio is after how many chunks of data the kernel sets one apart for
+// metadata. Without, it does so when it needs one: then who writes one large file
+// takes the room for everybody's metadata, and all writes fail on a disk of which a
+// fifth is free. From 50 GiB on its chunks for metadata are as large as those for
+// data, below a quarter of that.
+func metadataRatio(image int64) int {
+	if image >= 50<<30 {
+		return 16
+	}
+	return 4
+}
+
+// mountVolumes mounts an image of volumes.
+func mountVolumes(image, dir string) error {
+	info, err := os.Stat(image)
+	if err != nil {
+		return err
+	}
+	return mountImage(image, dir, "btrfs", fmt.Sprintf("%s,metadata_ratio=%d", btrfsOptions, metadataRatio(info.Size())))
+}
+
 func (b *btrfs) makeImage(image string) error {
 	mkfs, err := exec.LookPath("mkfs.btrfs")
 	if err != nil {
@@ -173,7 +194,7 @@ func (b *btrfs) replaceImage(image, dir string) error {
 	if err := b.makeImage(fresh); err != nil {
 		return err
 	}
-	if err := mountImage(fresh, dir, "btrfs", btrfsOptions); err != nil {
+	if err := mountVolumes(fresh, dir); err != nil {
 		return errors.Join(err, os.Remove(fresh))
 	}
 	return errors.Join(os.Rename(image, image+".damaged"), os.Rename(fresh, image))
@@ -206,7 +227,7 @@ func (b *btrfs) name() string { return "btrfs" }
 func (b *btrfs) inodes() bool { return false }
 
 func (b *btrfs) create(_ context.Context, req Request) (name string, top int, err error) {
-	name, limited, again := b.free.take()
+	name, sub, again := b.free.take()
 	if !again {
 		name = newName()
 		var args volArgs
@@ -215,25 +236,29 @@ func (b *btrfs) create(_ context.Context, req Request) (name string, top int, er
 			return "", -1, fmt.Errorf("btrfs: create subvolume: %w", err)
 		}
 	}
-	// Not O_PATH: the limit is set through it.
 	fd, err := unix.Openat(b.fd, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return name, -1, fmt.Errorf("btrfs: open subvolume: %w", err)
 	}
-	if limited != req.Bytes {
-		if err := limit(fd, req.Bytes); err != nil {
-			_ = unix.Close(fd)
-			return name, -1, err
-		}
-		b.free.limited(name, req.Bytes)
+	if sub.id == 0 {
+		sub.id, err = b.subvolID(fd)
 	}
+	if err == nil && sub.limit != req.Bytes {
+		err = b.limit(sub.id, req.Bytes)
+	}
+	if err != nil {
+		_ = unix.Close(fd)
+		return name, -1, err
+	}
+	b.free.give(name, subvolume{id: sub.id, limit: req.Bytes, own: req.Bytes})
 	return name, fd, nil
 }
 
-// limit bounds the subvolume of an open directory.
-func limit(dir int, bytes int64) error {
-	l := qgroupLimit{flags: limitReferenced, maxReferenced: uint64(bytes)} // of dir's own qgroup
-	if err := ioctl(dir, iocQgroupLimit, &l); err != nil {
+// limit bounds a subvolume. It is asked of the top one: of one that has reached
+// its limit the kernel would not take another.
+func (b *btrfs) limit(id uint64, bytes int64) error {
+	l := qgroupLimit{id: id, flags: limitReferenced, maxReferenced: uint64(bytes)}
+	if err := ioctl(b.fd, iocQgroupLimit, &l); err != nil {
 		return fmt.Errorf("btrfs: limit: %w", err)
 	}
 	return nil
@@ -256,7 +281,11 @@ func (b *btrfs) usage(name string) (Usage, error) {
 		return Usage{}, err
 	}
 	defer unix.Close(fd)
-	used, err := b.referenced(fd)
+	id, err := b.subvolID(fd)
+	if err != nil {
+		return Usage{}, err
+	}
+	used, err := b.quota(id, "referenced")
 	return Usage{Bytes: used}, err
 }
 
@@ -275,24 +304,21 @@ func (b *btrfs) commitSoon() {
 	}
 }
 
-// referenced is the bytes that the subvolume of an open directory refers to.
-// What was written since the last commit is not among them.
-func (b *btrfs) referenced(dir int) (int64, error) {
-	n, err := b.subvolID(dir)
-	if err != nil {
-		return 0, err
-	}
+// quota reads a number of a subvolume's: referenced is the bytes that it refers
+// to, without what was written since the last commit, and rsv_data what of its
+// data is on its way to the disk.
+func (b *btrfs) quota(id uint64, what string) (int64, error) {
 	// Without os.ReadFile, which asks whether the file can be polled: it can.
-	fd, err := unix.Open(fmt.Sprintf("%s/qgroups/0_%d/referenced", b.sysfs, n), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	fd, err := unix.Open(fmt.Sprintf("%s/qgroups/0_%d/%s", b.sysfs, id, what), unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return 0, fmt.Errorf("btrfs: quota of subvolume %d: %w", n, err)
+		return 0, fmt.Errorf("btrfs: quota of subvolume %d: %w", id, err)
 	}
 	defer unix.Close(fd)
-	used, err := readNumber(fd)
+	n, err := readNumber(fd)
 	if err != nil {
-		return 0, fmt.Errorf("btrfs: quota of subvolume %d: %w", n, err)
+		return 0, fmt.Errorf("btrfs: quota of subvolume %d: %s: %w", id, what, err)
 	}
-	return used, nil
+	return n, nil
 }
 
 func (b *btrfs) subvolID(dir int) (uint64, error) {
@@ -432,9 +458,8 @@ type inoLookup struct {
 type quotaCtl struct{ cmd, _ uint64 } // the second is the status
 
 type qgroupLimit struct {
-	_                    uint64 // the qgroup: that of the descriptor
-	flags, maxReferenced uint64
-	_                    [3]uint64 // the most exclusive bytes, and what is reserved of either
+	id, flags, maxReferenced uint64
+	_                        [3]uint64 // the most exclusive bytes, and what is reserved of either
 }
 
 type fsInfo struct {

@@ -57,7 +57,10 @@ type Options struct {
 	// 16 GiB; 0 is no other bound than that, and what the image has already keeps
 	// it from growing. It never shrinks.
 	MaxImageBytes int64
-	Log           *slog.Logger
+	// Share is the part of the disk that all volumes share, in percent, that one
+	// may have; see ration.go. 0 is 80, 100 is no bound but its own limit.
+	Share int
+	Log   *slog.Logger
 }
 
 // Request is what a volume must hold.
@@ -264,9 +267,9 @@ const (
 	workName  = "work"
 )
 
-// Recover returns the volume of that name after a restart. Its error has code
-// lost where there is none.
-func (s *Store) Recover(name string) (*Volume, error) {
+// Recover returns the volume of that name, made for so many bytes, after a restart.
+// Its error has code lost where there is none.
+func (s *Store) Recover(name string, bytes int64) (*Volume, error) {
 	if !validName(name) {
 		return nil, dsec.Errorf(dsec.CodeLost, "disk: the name of the sandbox's volume is damaged")
 	}
@@ -275,7 +278,17 @@ func (s *Store) Recover(name string) (*Volume, error) {
 	if err != nil {
 		return nil, err
 	}
-	return v, unix.Close(fd)
+	if err := unix.Close(fd); err != nil {
+		return nil, err
+	}
+	if d, ok := s.driver.(rationer); ok {
+		held, err := d.recovered(name, bytes)
+		if held && s.starved != nil {
+			s.starved.holdAgain(name)
+		}
+		return v, err
+	}
+	return v, nil
 }
 
 // Name is what Recover finds the volume by.
@@ -333,6 +346,10 @@ func (v *Volume) Remove(ctx context.Context) error {
 }
 
 func (s *Store) remove(ctx context.Context, name string) error {
+	// First, since another may have the name at once.
+	if s.starved != nil {
+		s.starved.letGo(name)
+	}
 	err := s.driver.remove(ctx, name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -370,7 +387,7 @@ func (s *Store) Destroy(ctx context.Context) error {
 	err := s.Sweep(ctx, nil)
 	close(s.stop)
 	s.wg.Wait()
-	for _, name := range []string{starvedName, starvedName + ".new"} {
+	for _, name := range []string{starvedName, starvedName + ".new", heldName, heldName + ".new"} {
 		if rerr := s.root.Remove(name); !errors.Is(rerr, fs.ErrNotExist) {
 			err = errors.Join(err, rerr)
 		}

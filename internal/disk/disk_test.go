@@ -21,10 +21,10 @@ import (
 
 const owner = 231072
 
-// open opens a Store whose image does not grow.
+// open opens a Store whose image does not grow, and which one volume can fill.
 func open(t testing.TB, dir, driver string) *Store {
 	t.Helper()
-	return openWith(t, Options{Dir: dir, Driver: driver, ImageBytes: minImage, MaxImageBytes: minImage})
+	return openWith(t, Options{Dir: dir, Driver: driver, ImageBytes: minImage, MaxImageBytes: minImage, Share: noShare})
 }
 
 // openWith skips where the kernel lacks what the driver needs.
@@ -43,7 +43,7 @@ func openWith(t testing.TB, o Options) *Store {
 
 func openStore(t testing.TB, driver string) *Store {
 	t.Helper()
-	return openNode(t, Options{Driver: driver, ImageBytes: minImage, MaxImageBytes: minImage}).Store
+	return openNode(t, Options{Driver: driver, ImageBytes: minImage, MaxImageBytes: minImage, Share: noShare}).Store
 }
 
 // node is a Store that a test opens again, as an edge that was restarted does.
@@ -344,14 +344,14 @@ func TestVolumesSurviveTheStoreAndAreSwept(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		v, err := next.Recover(kept.Name())
+		v, err := next.Recover(kept.Name(), 32<<20)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if b, err := os.ReadFile(upper(t, v) + "/file"); err != nil || string(b) != "kept" {
 			t.Errorf("the kept volume: %q, %v", b, err)
 		}
-		if _, err := next.Recover(lost.Name()); err == nil || dsec.CodeOf(err) != dsec.CodeLost {
+		if _, err := next.Recover(lost.Name(), 32<<20); err == nil || dsec.CodeOf(err) != dsec.CodeLost {
 			t.Errorf("the swept volume: %v, want lost", err)
 		}
 		if _, err := fill(t, upper(t, v)+"/more"); !full(err) {
@@ -371,7 +371,7 @@ func TestRemovedVolumeIsNotTheNextOwners(t *testing.T) {
 		if err := old.Remove(context.Background()); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := s.Recover(old.Name()); err == nil || dsec.CodeOf(err) != dsec.CodeLost {
+		if _, err := s.Recover(old.Name(), 32<<20); err == nil || dsec.CodeOf(err) != dsec.CodeLost {
 			t.Errorf("recovered: %v, want lost", err)
 		}
 		if b, ok := s.driver.(*btrfs); ok {
@@ -390,7 +390,7 @@ func TestRemovedVolumeIsNotTheNextOwners(t *testing.T) {
 		if err := old.Remove(context.Background()); err != nil {
 			t.Error(err)
 		}
-		if _, err := s.Recover(next.Name()); err != nil {
+		if _, err := s.Recover(next.Name(), 32<<20); err != nil {
 			t.Errorf("the next one: %v", err)
 		}
 	})
@@ -431,7 +431,7 @@ func TestBadRequestsChangeNothing(t *testing.T) {
 		}
 	}
 	for _, name := range []string{"", ".", "..", "../../etc", "a/b", "a\x00b", "template-1", strings.Repeat("a", 64)} {
-		if _, err := s.Recover(name); err == nil || dsec.CodeOf(err) != dsec.CodeLost {
+		if _, err := s.Recover(name, 32<<20); err == nil || dsec.CodeOf(err) != dsec.CodeLost {
 			t.Errorf("a record that says %q: %v, want lost", name, err)
 		}
 	}

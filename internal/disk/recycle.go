@@ -25,10 +25,17 @@ type recycler struct {
 	done  chan struct{} // closed when the last of dirty is dealt with
 
 	mu     sync.Mutex
-	limits map[string]int64 // in bytes, where this Store has set it
-	kept   map[string]bool  // those that are nobody's: to be emptied, or free
+	known  map[string]subvolume // whosever, that this Store has made or recovered
+	kept   map[string]bool      // those that are nobody's: to be emptied, or free
 	free   []string
 	closed bool
+}
+
+// subvolume is what is known of one.
+type subvolume struct {
+	id    uint64 // 0 if that is not known yet
+	limit int64  // that is set, in bytes
+	own   int64  // that its owner has: more than limit while it is held; 0 if it is nobody's
 }
 
 const (
@@ -43,7 +50,7 @@ const (
 func newRecycler(b *btrfs) *recycler {
 	r := &recycler{
 		b: b, dirty: make(chan string, maxFree), done: make(chan struct{}),
-		limits: map[string]int64{}, kept: map[string]bool{},
+		known: map[string]subvolume{}, kept: map[string]bool{},
 	}
 	go func() {
 		defer close(r.done)
@@ -54,25 +61,24 @@ func newRecycler(b *btrfs) *recycler {
 	return r
 }
 
-// take gives an emptied subvolume away, and tells what it is limited to. It reports
-// false where there is none.
-func (r *recycler) take() (name string, limit int64, ok bool) {
+// take gives an emptied subvolume away. It reports false where there is none.
+func (r *recycler) take() (name string, sub subvolume, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if len(r.free) == 0 {
-		return "", 0, false
+		return "", sub, false
 	}
 	name = r.free[len(r.free)-1]
 	r.free = r.free[:len(r.free)-1]
 	delete(r.kept, name)
-	return name, r.limits[name], true
+	return name, r.known[name], true
 }
 
-// limited notes what a subvolume is limited to.
-func (r *recycler) limited(name string, bytes int64) {
+// give notes whose limits a subvolume has now.
+func (r *recycler) give(name string, sub subvolume) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.limits[name] = bytes
+	r.known[name] = sub
 }
 
 // put takes a subvolume that is nobody's. It reports false where it does not want it.
@@ -85,6 +91,9 @@ func (r *recycler) put(name string) bool {
 	if r.closed || len(r.free)+len(r.dirty) >= maxFree || !validName(name) {
 		return false
 	}
+	sub := r.known[name]
+	sub.own = 0
+	r.known[name] = sub
 	r.kept[name] = true
 	r.dirty <- name // there is room: only put sends, and holds the lock
 	return true
@@ -95,7 +104,7 @@ func (r *recycler) forget(name string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.kept, name)
-	delete(r.limits, name)
+	delete(r.known, name)
 }
 
 // empty makes a subvolume a free one, or drops it.
@@ -121,7 +130,15 @@ func (r *recycler) small(name string) (bool, error) {
 		return false, err
 	}
 	defer unix.Close(fd)
-	if used, err := r.b.referenced(fd); err != nil || used > maxResidue {
+	r.mu.Lock()
+	id := r.known[name].id
+	r.mu.Unlock()
+	if id == 0 { // an earlier Store's
+		if id, err = r.b.subvolID(fd); err != nil {
+			return false, err
+		}
+	}
+	if used, err := r.b.quota(id, "referenced"); err != nil || used > maxResidue {
 		return false, err
 	}
 	return emptyVolume(fd, &budget{maxEntries, maxResidue})

@@ -72,7 +72,7 @@ func TestVolumeIsUsedAgainClean(t *testing.T) {
 	if err := s.Sweep(context.Background(), nil); err != nil || kept(t, s) != 1 {
 		t.Fatalf("after a sweep %d subvolumes are kept: %v", kept(t, s), err)
 	}
-	if _, err := s.Recover(v.Name()); err == nil {
+	if _, err := s.Recover(v.Name(), 32<<20); err == nil {
 		t.Error("the removed volume can be recovered")
 	}
 

@@ -25,8 +25,10 @@ type Space struct {
 // sample is one look at the disk that volumes share.
 type sample struct {
 	Space
-	// nearlyFull is set where a disk that can grow is to do so.
+	// nearlyFull is set where a disk that can grow is to do so, and growable is how
+	// much larger it can become.
 	nearlyFull bool
+	growable   int64
 }
 
 // looker is a driver that knows better than statfs.
@@ -66,37 +68,48 @@ func spaceOf(dir string) (Space, error) {
 	return s, nil
 }
 
-// Inspect tells how full the shared disk of the Store in dir is, from another
-// process than the one that has the Store open. driver is the one that made the
-// volumes there, and empty where none did.
-func Inspect(dir string) (driver string, space Space, err error) {
-	root, err := os.OpenRoot(dir)
+// Inspect tells how full the shared disk of the Store in o.Dir is, and the most that
+// one volume may be limited to (0: no bound), from another process than the one that
+// has the Store open. driver is the one that made the volumes there, and empty where
+// none did.
+func Inspect(o Options) (driver string, space Space, largest int64, err error) {
+	root, err := os.OpenRoot(o.Dir)
 	if errors.Is(err, os.ErrNotExist) {
-		return "", Space{}, nil
+		return "", Space{}, 0, nil
 	}
 	if err != nil {
-		return "", Space{}, err
+		return "", Space{}, 0, err
 	}
 	defer root.Close()
-	s := &Store{opts: Options{Dir: dir}, root: root}
-	driver = s.present()
-	if driver != "btrfs" {
-		space, err = spaceOf(dir)
-		return driver, space, err
+	s := &Store{opts: o, root: root}
+	now, err := s.inspect()
+	if share := o.share(); share < noShare {
+		largest = most(now.capacity(), share)
 	}
-	if _, yes, err := mounted(s.path(mountName)); err != nil || !yes {
-		info, serr := os.Stat(s.path(imageName))
-		if err = errors.Join(err, serr); err != nil {
-			return driver, Space{}, err
-		}
-		return driver, Space{Size: info.Size(), Free: info.Size()}, nil // an image without volumes
+	return s.present(), now.Space, largest, err
+}
+
+func (s *Store) inspect() (now sample, err error) {
+	if s.present() != "btrfs" {
+		now.Space, err = spaceOf(s.opts.Dir)
+		return now, err
 	}
 	b := &btrfs{s: s, fd: -1}
-	if err := b.openMount(); err != nil {
-		return driver, Space{}, err
+	if _, yes, err := mounted(s.path(mountName)); err != nil || !yes { // an image without volumes
+		info, serr := os.Stat(s.path(imageName))
+		if err = errors.Join(err, serr); err != nil {
+			return now, err
+		}
+		now.Size, now.Free = info.Size(), info.Size()
+		left, err := b.growable(now.Size)
+		now.growable = max(0, left)
+		return now, err
 	}
-	now, err := b.look()
-	return driver, now.Space, errors.Join(err, b.closeMount())
+	if err := b.openMount(); err != nil {
+		return now, err
+	}
+	now, err = b.look()
+	return now, errors.Join(err, b.closeMount())
 }
 
 // metaRoom is what metadata must have left: with less, btrfs refuses writes
@@ -186,7 +199,10 @@ func (b *btrfs) look() (sample, error) {
 			return sample{}, fmt.Errorf("btrfs: %s: %w", c.file, err)
 		}
 	}
-	return p.sample(), nil
+	s := p.sample()
+	left, err := b.growable(p.size)
+	s.growable = max(0, left)
+	return s, err
 }
 
 // readNumber reads the number that an open file of sysfs has now.

@@ -21,7 +21,7 @@ import (
 // The Store knows when the disk of all was full, before, after and in another
 // life, and nothing of a volume that reached its own limit.
 func TestStarved(t *testing.T) {
-	s := openNode(t, Options{Driver: "btrfs", ImageBytes: minImage, MaxImageBytes: minImage})
+	s := openNode(t, Options{Driver: "btrfs", ImageBytes: minImage, MaxImageBytes: minImage, Share: noShare})
 	small := volume(t, s.Store, 16<<20)
 	begin := time.Now()
 	fillVolume(t, small, unix.EDQUOT)
@@ -57,7 +57,7 @@ func TestStarved(t *testing.T) {
 
 // A Store that finds the disk full does not know since when.
 func TestStarvedBeforeItWasOpen(t *testing.T) {
-	s := openNode(t, Options{Driver: "btrfs", ImageBytes: minImage, MaxImageBytes: minImage})
+	s := openNode(t, Options{Driver: "btrfs", ImageBytes: minImage, MaxImageBytes: minImage, Share: noShare})
 	v := volume(t, s.Store, 1<<40)
 	fillVolume(t, v, unix.ENOSPC)
 	s.restart(func(dir string) error { return os.Remove(filepath.Join(dir, starvedName)) })
@@ -117,7 +117,7 @@ func TestCreatesAreRefusedBeforeTheDiskIsFull(t *testing.T) {
 // The image grows as it is filled, up to its most, and is as large after a restart.
 func TestImageGrows(t *testing.T) {
 	const most = 640 << 20
-	s := openNode(t, Options{Driver: "btrfs", ImageBytes: minImage, MaxImageBytes: most})
+	s := openNode(t, Options{Driver: "btrfs", ImageBytes: minImage, MaxImageBytes: most, Share: noShare})
 	dir := s.opts.Dir
 	v := volume(t, s.Store, 1<<40)
 	begin := time.Now()
@@ -141,9 +141,9 @@ func TestImageGrows(t *testing.T) {
 	if err != nil || !ok || space.Size != most || space.Used < 480<<20 || space.Allocated < space.Used || space.Free > most-space.Used {
 		t.Errorf("space %+v, %v, %v", space, ok, err)
 	}
-	driver, seen, err := Inspect(dir)
-	if driver != "btrfs" || err != nil || seen.Size != most || seen.Used < 480<<20 {
-		t.Errorf("inspected: %s %+v, %v", driver, seen, err)
+	driver, seen, largest, err := Inspect(Options{Dir: dir, MaxImageBytes: most, Share: 50})
+	if driver != "btrfs" || err != nil || seen.Size != most || seen.Used < 480<<20 || largest != 288<<20 {
+		t.Errorf("inspected: %s %+v, %d, %v", driver, seen, largest, err)
 	}
 	// A growth that was cut short after the file became longer is done at the next start.
 	s.restart(func(dir string) error { return os.Truncate(filepath.Join(dir, imageName), most+64<<20) })
@@ -305,7 +305,7 @@ func TestLooksAreShared(t *testing.T) {
 	const all = 8
 	d := &slow{asked: make(chan struct{}, all+1), release: make(chan struct{})}
 	s := &Store{opts: Options{Dir: t.TempDir()}, driver: d, log: testutil.Logger(t), stop: make(chan struct{})}
-	v := &starvation{s: s, seen: time.Now(), last: sample{Space: Space{Size: 1 << 40, Free: 1 << 62}}}
+	v := &starvation{s: s, held: map[string]span{}, seen: time.Now(), last: sample{Space: Space{Size: 1 << 40, Free: 1 << 62}}}
 	s.starved = v
 	done := make(chan sample, all+1)
 	go func() { done <- v.look(time.Now()) }()

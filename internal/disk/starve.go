@@ -42,17 +42,25 @@ type span struct {
 	Until time.Time `json:"until,omitzero"`
 }
 
+func (p span) overlaps(from, until time.Time) bool {
+	return !p.From.After(until) && (p.Until.IsZero() || !p.Until.Before(from))
+}
+
 // starvation remembers when the disk was full.
 type starvation struct {
 	s *Store
 
 	looking sync.Mutex // held over a look, so that samples are noted in their order
-	again   time.Time  // when to try again to grow; of run alone
+	// Of run alone: when to try again to grow, and when to ration again.
+	again, rationed time.Time
+
+	writing sync.Mutex // of heldName
 
 	mu    sync.Mutex // of what follows; held for no look at the disk
 	spans []span
-	seen  time.Time // of the last look, with the monotonic clock
-	last  sample    // then
+	seen  time.Time       // of the last look, with the monotonic clock
+	last  sample          // then
+	held  map[string]span // by the volume's name: when it was first and last held
 }
 
 // openStarvation goes on with what an earlier Store knew. It is nil where the
@@ -70,6 +78,9 @@ func openStarvation(s *Store) (*starvation, error) {
 		return nil, err
 	case json.Unmarshal(data, &v.spans) != nil:
 		v.spans = []span{{}} // nobody knows when it was
+	}
+	if err := v.readHeld(); err != nil {
+		return nil, err
 	}
 	if n := len(v.spans); n > 0 {
 		v.seen = v.spans[n-1].Until // if the disk is full, nobody knows since when
@@ -98,7 +109,12 @@ func (v *starvation) run() {
 				g.commitSoon()
 			}
 		}
-		timer.Reset(min(latest, max(soonest, now.safe(starveBelow))))
+		wait := now.safe(starveBelow)
+		if d, ok := v.s.driver.(rationer); ok {
+			v.ration(d, now)
+			wait = min(wait, now.safe(Room(now.capacity()))/2)
+		}
+		timer.Reset(min(latest, max(soonest, wait)))
 	}
 }
 
@@ -161,7 +177,7 @@ func (v *starvation) record(at time.Time, now sample) {
 	if !changed {
 		return
 	}
-	if err := v.write(spans); err != nil {
+	if err := v.s.writeJSON(starvedName, spans); err != nil {
 		v.s.log.Error("disk: it is not on record when the disk was full", "err", err)
 	}
 }
@@ -191,21 +207,22 @@ func (v *starvation) note(at time.Time, now sample) bool {
 	return true
 }
 
-// write makes the record outlive this process.
-func (v *starvation) write(spans []span) error {
-	data, err := json.Marshal(spans)
+// writeJSON replaces a file in the Store's directory.
+func (s *Store) writeJSON(name string, what any) error {
+	data, err := json.Marshal(what)
 	if err != nil {
 		return err
 	}
-	fresh := v.s.path(starvedName + ".new")
+	fresh := s.path(name + ".new")
 	if err := os.WriteFile(fresh, data, 0o600); err != nil {
 		return err
 	}
-	return os.Rename(fresh, v.s.path(starvedName))
+	return os.Rename(fresh, s.path(name))
 }
 
 // Starved reports whether the disk that all volumes share was full at some time
 // between two: what could not be written then failed for no sandbox's own limit.
+// Volume.Starved knows more of one of them.
 // What it knows survives a restart.
 func (s *Store) Starved(from, until time.Time) bool {
 	v := s.starved
@@ -216,7 +233,7 @@ func (s *Store) Starved(from, until time.Time) bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	for _, p := range v.spans {
-		if !p.From.After(until) && (p.Until.IsZero() || !p.Until.Before(from)) {
+		if p.overlaps(from, until) {
 			return true
 		}
 	}

@@ -45,8 +45,9 @@ type Options struct {
 	// Dir is where volumes will be: drivers differ by its file system. The
 	// nearest directory above it that exists is looked at.
 	Dir string
-	// Volumes is the directory of the volumes themselves, where there may be some.
-	Volumes string
+	// Volumes is the directory of the volumes themselves, where there may be some,
+	// and how the server is configured to share it.
+	Volumes disk.Options
 }
 
 // check answers one question. An error means no.
@@ -277,7 +278,7 @@ func disks(_ context.Context, o Options) (string, error) {
 
 // diskSpace tells how full the disk of all sandboxes is.
 func diskSpace(_ context.Context, o Options) (string, error) {
-	driver, space, err := disk.Inspect(o.Volumes)
+	driver, space, largest, err := disk.Inspect(o.Volumes)
 	if errors.Is(err, os.ErrPermission) {
 		return "", errors.New("only root can tell")
 	}
@@ -285,6 +286,9 @@ func diskSpace(_ context.Context, o Options) (string, error) {
 		return "no sandbox was made yet", err
 	}
 	detail := fmt.Sprintf("%s: size %.1f GiB, used %.1f, allocated %.1f, free %.1f", driver, gib(space.Size), gib(space.Used), gib(space.Allocated), gib(space.Free))
+	if largest > 0 {
+		detail += fmt.Sprintf(", limit of one sandbox at most %.1f", gib(largest))
+	}
 	if space.Free < disk.Room(space.Size) {
 		return detail, errors.New("creates are refused")
 	}

@@ -50,18 +50,19 @@ func TestDiskSpace(t *testing.T) {
 	testutil.Require(t, testutil.Root)
 	dir := testutil.Dir(t)
 	testutil.Ledger(t, filepath.Base(dir))
-	if detail, err := diskSpace(t.Context(), Options{Volumes: filepath.Join(dir, "none")}); err != nil || detail != "no sandbox was made yet" {
+	if detail, err := diskSpace(t.Context(), Options{Volumes: disk.Options{Dir: filepath.Join(dir, "none")}}); err != nil || detail != "no sandbox was made yet" {
 		t.Errorf("without volumes: %q, %v", detail, err)
 	}
-	s, err := disk.Open(disk.Options{Dir: dir, Driver: "btrfs", ImageBytes: 512 << 20, MaxImageBytes: 512 << 20})
+	o := disk.Options{Dir: dir, Driver: "btrfs", ImageBytes: 512 << 20, MaxImageBytes: 512 << 20}
+	s, err := disk.Open(o)
 	if err != nil && dsec.CodeOf(err) == dsec.CodeUnsupported {
 		t.Skip(err)
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	detail, err := diskSpace(t.Context(), Options{Volumes: dir})
-	if err != nil || !strings.HasPrefix(detail, "btrfs: size 0.5 GiB, used 0.0, allocated 0.") {
+	detail, err := diskSpace(t.Context(), Options{Volumes: o})
+	if err != nil || !strings.HasPrefix(detail, "btrfs: size 0.5 GiB, used 0.0, allocated 0.") || !strings.HasSuffix(detail, ", limit of one sandbox at most 0.3") {
 		t.Errorf("%q, %v", detail, err)
 	}
 	if err := s.Destroy(t.Context()); err != nil {

@@ -42,7 +42,7 @@ func (b *Backend) Recover(ctx context.Context, id dsec.SandboxID, raw backend.Ha
 	if i.sh.group, err = b.tree.Attach(h.Group, id, int(h.Slot.base()), h.Limits); err != nil {
 		return nil, err
 	}
-	if i.volume, err = b.disk.Recover(claim.volume); err != nil {
+	if i.volume, err = b.disk.Recover(claim.volume, h.Limits.DiskBytes); err != nil {
 		return nil, err
 	}
 	if err := b.add(id, i); err != nil {
