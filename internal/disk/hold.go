@@ -27,10 +27,13 @@ func (b *btrfs) recovered(name string, bytes int64) (held bool, err error) {
 }
 
 // ration implements rationer.
-func (b *btrfs) ration(part int64) (held []string, err error) {
+func (b *btrfs) ration(part int64, begin func(name string)) (held []string, err error) {
 	var errs []error
 	for name, sub := range b.free.beyond(part) {
-		now, err := b.hold(name, sub, part)
+		now, err := b.hold(name, sub, part, begin)
+		if errors.Is(err, unix.ENOENT) {
+			continue // it was removed meanwhile
+		}
 		errs = append(errs, err)
 		if now < sub.own {
 			held = append(held, name)
@@ -41,7 +44,7 @@ func (b *btrfs) ration(part int64) (held []string, err error) {
 
 // hold sets the limit of a subvolume that may hold so much and grow, and returns
 // what it is.
-func (b *btrfs) hold(name string, sub subvolume, part int64) (int64, error) {
+func (b *btrfs) hold(name string, sub subvolume, part int64, begin func(name string)) (int64, error) {
 	want := sub.own
 	if want > part {
 		has, err := b.holds(sub.id)
@@ -57,6 +60,9 @@ func (b *btrfs) hold(name string, sub subvolume, part int64) (int64, error) {
 	}
 	if want == sub.limit {
 		return want, nil
+	}
+	if want < sub.own {
+		begin(name)
 	}
 	return b.free.limit(name, sub, want)
 }

@@ -27,8 +27,9 @@ import (
 // rationer is a driver that can hold a volume.
 type rationer interface {
 	// ration holds the volumes that have more than part and lets go of the others. It
-	// returns those that are held.
-	ration(part int64) (held []string, err error)
+	// returns those that are held, and calls begin before it holds one: what fails
+	// for that is to find it on record.
+	ration(part int64, begin func(name string)) (held []string, err error)
 	// recovered tells of a volume that an earlier Store made, and its own limit. It
 	// returns whether that Store held it.
 	recovered(name string, bytes int64) (held bool, err error)
@@ -90,7 +91,13 @@ func (v *starvation) ration(d rationer, now sample) {
 	if begun.Before(v.rationed) {
 		return
 	}
-	names, err := d.ration(part(now, v.s.opts.share()))
+	changed := false
+	names, err := d.ration(part(now, v.s.opts.share()), func(name string) {
+		v.mu.Lock()
+		defer v.mu.Unlock()
+		changed = true
+		v.holdOne(time.Now(), name)
+	})
 	if err != nil {
 		v.s.log.Error("disk: not all volumes are held that have too much", "err", err)
 	}
@@ -100,7 +107,7 @@ func (v *starvation) ration(d rationer, now sample) {
 		v.rationed = ended.Add(latest) // nor does the log say it all the time
 	}
 	v.mu.Lock()
-	changed := v.hold(ended, names)
+	changed = v.hold(ended, names) || changed
 	v.mu.Unlock()
 	if !changed {
 		return
@@ -117,15 +124,7 @@ func (v *starvation) ration(d rationer, now sample) {
 // volume that was held twice counts as held in between. The caller holds v.mu.
 func (v *starvation) hold(at time.Time, names []string) (changed bool) {
 	for _, name := range names {
-		p, ok := v.held[name]
-		if ok && p.Until.IsZero() {
-			continue
-		}
-		if !ok {
-			p.From = at.Round(0)
-		}
-		p.Until = time.Time{}
-		v.held[name], changed = p, true
+		changed = v.holdOne(at, name) || changed
 	}
 	for name, p := range v.held {
 		if p.Until.IsZero() && !slices.Contains(names, name) {
@@ -134,6 +133,20 @@ func (v *starvation) hold(at time.Time, names []string) (changed bool) {
 		}
 	}
 	return changed
+}
+
+// holdOne is hold of one that is held now.
+func (v *starvation) holdOne(at time.Time, name string) (changed bool) {
+	p, ok := v.held[name]
+	if ok && p.Until.IsZero() {
+		return false
+	}
+	if !ok {
+		p.From = at.Round(0)
+	}
+	p.Until = time.Time{}
+	v.held[name] = p
+	return true
 }
 
 // holdAgain notes that a volume is held still, as an earlier Store left it. Where

@@ -163,3 +163,42 @@ func TestDamagedRecordOfWhoWasHeld(t *testing.T) {
 		t.Errorf("%+v", s.starved.spans)
 	}
 }
+
+// late is a driver that holds a volume, and asks before that takes effect what is
+// on record.
+type late struct {
+	driver
+	ask func()
+}
+
+func (d late) look() (sample, error) { return sample{Space: Space{Size: 1 << 40, Free: 1 << 39}}, nil }
+
+func (d late) ration(_ int64, begin func(string)) ([]string, error) {
+	begin("A")
+	d.ask()
+	return []string{"A"}, nil
+}
+
+func (d late) recovered(string, int64) (bool, error) { return false, nil }
+
+// A write that fails since its volume is held finds that on record already.
+func TestHeldIsOnRecordBeforeAWriteFails(t *testing.T) {
+	d := late{ask: func() {}}
+	s := &Store{opts: Options{Dir: t.TempDir()}, driver: d, log: testutil.Logger(t), stop: make(chan struct{})}
+	s.starved = &starvation{s: s, held: map[string]span{}, seen: time.Now(), last: sample{Space: Space{Size: 1 << 40, Free: 1 << 62}}}
+	v := &Volume{store: s, name: "A"}
+	asked := false
+	d.ask = func() {
+		asked = true
+		if now := time.Now(); !v.Starved(now, now) {
+			t.Error("not on record")
+		}
+	}
+	s.starved.ration(d, sample{})
+	if !asked {
+		t.Error("nobody was held")
+	}
+	if data, err := os.ReadFile(s.path(heldName)); err != nil || len(data) < 10 {
+		t.Errorf("the record: %q, %v", data, err)
+	}
+}
