@@ -58,7 +58,7 @@ func (s sample) capacity() int64 { return s.Size + s.growable }
 // eighth at most, so that it stays the same while others use a bit of the disk
 // below: sandboxes that are made ahead are of one limit.
 func most(capacity, share int64) int64 {
-	n := max(0, capacity-Room(capacity)) / 100 * share
+	n := max(0, capacity-Room(capacity)) * share / 100
 	step := int64(1) << max(20, bits.Len64(uint64(n))-4)
 	return n / step * step
 }
@@ -69,7 +69,7 @@ func part(now sample, share int64) int64 {
 		return math.MaxInt64
 	}
 	left := now.Free + now.growable
-	return max(0, (left-Room(now.capacity()))/(100-share)*share, (left-2*starveBelow)/4)
+	return max(0, (left-Room(now.capacity()))*share/(100-share), (left-2*starveBelow)/4)
 }
 
 // Most is the largest Request.Bytes that the shared disk has a place for. ok is

@@ -131,7 +131,7 @@ func TestPart(t *testing.T) {
 		{"all for one", 64 * gib, 0, 0, 100, math.MaxInt64},
 	} {
 		now := sample{Space: Space{Size: c.size, Free: c.free}, growable: c.growable}
-		if got := part(now, c.share); got > c.want || got < c.want-100*100 { // of a percent at a time
+		if got := part(now, c.share); got != c.want {
 			t.Errorf("%s: %d MiB, want %d", c.name, got>>20, c.want>>20)
 		}
 	}
