@@ -145,7 +145,7 @@ func sum(t testing.TB, path string) string {
 }
 
 // imageBytes is the size of the image of the volumes.
-const imageBytes = 256 << 20
+const imageBytes = 512 << 20
 
 // host is a backend of a test, with an image.
 type host struct {

@@ -66,7 +66,7 @@ func TestFillDisk(t *testing.T) {
 // room for others. What it ran then has no outcome; what they ran does, and new ones
 // are made.
 func TestDiskHog(t *testing.T) {
-	h := newHost(t, func(c *Config) { c.Disk.ImageBytes = 2 * imageBytes })
+	h := newHost(t, nil)
 	if h.b.disk.Driver() != "btrfs" {
 		t.Skipf("the driver %s holds nobody", h.b.disk.Driver())
 	}
