@@ -20,17 +20,16 @@ import (
 // told of, in that time, and over a restart.
 func TestHogsLeaveRoom(t *testing.T) {
 	for name, c := range map[string]struct {
-		image int64
 		share int
 		hogs  int
 		fill  func(t *testing.T, v *Volume) error
 	}{
-		"one":   {2 * minImage, 0, 1, fillWithOne},
-		"some":  {3 * minImage, 50, 3, fillWithOne},
-		"files": {2 * minImage, 0, 1, fillWithMany},
+		"one":   {0, 1, fillWithOne},
+		"two":   {50, 2, fillWithOne},
+		"files": {0, 1, fillWithMany},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := openNode(t, Options{Driver: "btrfs", ImageBytes: c.image, MaxImageBytes: 1, Share: c.share})
+			s := openNode(t, Options{Driver: "btrfs", ImageBytes: 4 * minImage, MaxImageBytes: 1, Share: c.share})
 			begin := time.Now()
 			small := volume(t, s.Store, 4<<20)
 			var hogs []*Volume
@@ -85,9 +84,9 @@ func fillWithMany(t *testing.T, v *Volume) error {
 
 // A volume that was held grows again up to its own limit once there is room.
 func TestHeldVolumeIsLetGo(t *testing.T) {
-	s := openNode(t, Options{Driver: "btrfs", ImageBytes: 2 * minImage, MaxImageBytes: 1})
-	const limit, written = 300 << 20, 230 << 20
-	first, second := volume(t, s.Store, limit), volume(t, s.Store, 1<<40) // the first may have 350 alone, and 170 beside the second
+	s := openNode(t, Options{Driver: "btrfs", ImageBytes: 4 * minImage, MaxImageBytes: 1})
+	const limit, written = 600 << 20, 450 << 20
+	first, second := volume(t, s.Store, limit), volume(t, s.Store, 1<<40) // the first may have 760 alone, and 400 beside the second
 	dir, done := use(t, first)
 	check(t, os.WriteFile(dir+"/file", make([]byte, written), 0o600))
 	done()
