@@ -134,7 +134,10 @@ func (i spaceInfo) held() int64 { return i.used + i.pinned + i.reserved }
 func (i spaceInfo) free() int64 { return i.total - i.held() - i.readonly }
 
 func (p btrfsSpace) sample() sample {
-	free, meta := p.unallocated+p.data.free()-p.data.promised, p.unallocated+p.meta.free()-p.reserve
+	free := p.unallocated + p.data.free() - p.data.promised
+	// Chunks of metadata are read-only while the kernel, which found them unused,
+	// gives them back.
+	meta := p.unallocated + p.meta.free() + p.meta.readonly - p.reserve
 	s := sample{Space: Space{
 		Size: p.size, Used: p.data.held() + p.data.promised + p.meta.held(), Allocated: p.size - p.unallocated, Free: max(0, free),
 	}}

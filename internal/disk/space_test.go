@@ -325,3 +325,28 @@ func TestLooksAreShared(t *testing.T) {
 		t.Errorf("%d looks, want the one before they asked and one after", n)
 	}
 }
+
+// The image counts as full without room for metadata, but not while the kernel only
+// gives back a chunk for it that was not used. Figures as seen on images of 1 GiB.
+func TestRoomForMetadata(t *testing.T) {
+	const mib = 1 << 20
+	data := spaceInfo{total: 899 * mib, used: 450 * mib}
+	for _, c := range []struct {
+		name        string
+		unallocated int64
+		meta        spaceInfo
+		free        int64
+		nearlyFull  bool
+	}{
+		{"none", mib, spaceInfo{total: 8 * mib}, 0, true},
+		{"a chunk", mib, spaceInfo{total: 120 * mib}, 450 * mib, false},
+		{"a chunk that is given back", mib, spaceInfo{total: 120 * mib, readonly: 112 * mib}, 450 * mib, false},
+		{"unallocated", 112 * mib, spaceInfo{total: 8 * mib}, 561 * mib, false},
+		{"a chunk that is in use", mib, spaceInfo{total: 120 * mib, used: 112 * mib, pinned: 3 * mib}, 0, true},
+	} {
+		s := btrfsSpace{size: 1024 * mib, unallocated: c.unallocated, data: data, meta: c.meta, reserve: 6 * mib}.sample()
+		if s.Free != c.free || s.nearlyFull != c.nearlyFull {
+			t.Errorf("%s: %d MiB free, nearly full %t", c.name, s.Free>>20, s.nearlyFull)
+		}
+	}
+}
