@@ -228,7 +228,7 @@ func TestSessionOverARestart(t *testing.T) {
 // TestFullDiskIsNoOutcome: a sandbox that fills the disk of all makes no command
 // of another fail, as far as anybody is told: the error says that the platform did.
 func TestFullDiskIsNoOutcome(t *testing.T) {
-	c := &containerServer{image: 256 << 20}
+	c := &containerServer{image: 256 << 20, share: 100}
 	cl := kept(t, c)
 	limits := dsec.Limits{DiskBytes: 1 << 30}
 	var sandboxes [2]*client.Sandbox
@@ -277,6 +277,40 @@ func TestFullDiskIsNoOutcome(t *testing.T) {
 		}
 		return err
 	})
+}
+
+// TestHogFillsNoDisk: a limit that the disk of all has no place for is refused, and
+// who wants all of the disk is stopped while others can write. Only of that one's
+// commands nobody is told how they ended, over a restart, too.
+func TestHogFillsNoDisk(t *testing.T) {
+	c := &containerServer{image: 1 << 30}
+	cl := kept(t, c)
+	_, err := cl.CreateSandbox(t.Context(), client.SandboxOptions{Layers: []string{"base"}, Limits: dsec.Limits{DiskBytes: 1 << 30}})
+	if e, ok := errors.AsType[*dsec.Error](err); !ok || e.Code != dsec.CodeInvalid || e.Field != "limits.disk_bytes" || !strings.Contains(e.Message, "(768 MiB), got 1073741824 (1 GiB)") {
+		t.Errorf("a limit of all of the disk: %v", err)
+	}
+	hog, err := cl.CreateSandbox(t.Context(), client.SandboxOptions{Layers: []string{"base"}}) // as much as one can have
+	check(t, err)
+	other, err := cl.CreateSandbox(t.Context(), client.SandboxOptions{Layers: []string{"base"}})
+	check(t, err)
+	if _, o, err := other.Shell("dd if=/dev/zero of=/root/f bs=1M count=100 2>/dev/null").Output(t.Context()); err != nil || !o.OK() {
+		t.Fatalf("with room: %+v, %v", o, err)
+	}
+	filled := hog.Shell("dd if=/dev/zero of=/root/all bs=1M 2>/dev/null")
+	if _, o, err := filled.Output(t.Context()); dsec.CodeOf(orOK(err)) != dsec.CodeOutcomeUnknown {
+		t.Errorf("what was stopped: %+v, %v", o, err)
+	}
+	restart(t, c)
+	if _, o, err := hog.Shell("echo x > /root/more").Output(t.Context()); dsec.CodeOf(orOK(err)) != dsec.CodeOutcomeUnknown {
+		t.Errorf("what cannot write: %+v, %v", o, err)
+	}
+	late, err := cl.CreateSandbox(t.Context(), client.SandboxOptions{Layers: []string{"base"}})
+	check(t, err)
+	for name, sb := range map[string]*client.Sandbox{"who was there": other, "a new one": late} {
+		if _, o, err := sb.Shell("dd if=/dev/zero of=/root/mine bs=1M count=2 2>/dev/null").Output(t.Context()); err != nil || !o.OK() {
+			t.Errorf("%s: %+v, %v", name, o, err)
+		}
+	}
 }
 
 // TestStopLeavesNoCgroup: a server that stops without sandboxes leaves the trees

@@ -81,8 +81,9 @@ type ContainerConfig struct {
 	Cgroup         string `toml:"cgroup"`
 	DiskDriver     string `toml:"disk_driver"`
 	DiskImageBytes int64  `toml:"disk_image_bytes"`
-	// DiskImageMaxBytes, 0, is as much as the disk has.
+	// DiskImageMaxBytes of 0 is no bound but what the disk below keeps free.
 	DiskImageMaxBytes int64 `toml:"disk_image_max_bytes"`
+	DiskShare         int64 `toml:"disk_share"`
 }
 
 // Limits are the sections [edge.default_limits] and [edge.max_limits].
@@ -360,6 +361,7 @@ func (c *ContainerConfig) validate() error {
 		{"ready", c.Ready, 1, 256},
 		{"disk_image_bytes", c.DiskImageBytes, 0, 1 << 50},
 		{"disk_image_max_bytes", c.DiskImageMaxBytes, 0, 1 << 50},
+		{"disk_share", c.DiskShare, 1, 100},
 	} {
 		if r.v < r.low || r.v > r.high {
 			return dsec.Invalid("container."+r.name, "is %d, want %d to %d", r.v, r.low, r.high)

@@ -51,6 +51,7 @@ func TestValidateNamesTheField(t *testing.T) {
 		"edge.max_sandboxes":            func(c *Config) { c.Edge.MaxSandboxes = -1 },
 		"edge.default_idle_timeout":     func(c *Config) { c.Edge.DefaultIdleTimeout = duration{-time.Millisecond} },
 		"container.ready":               func(c *Config) { c.Container.Ready = 0 },
+		"container.disk_share":          func(c *Config) { c.Container.DiskShare = 101 },
 		"container.disk_driver":         func(c *Config) { c.Container.DiskDriver = "floppy" },
 		"container.cgroup":              func(c *Config) { c.Container.Cgroup = "../x" },
 		"edge.max_limits.pids":          func(c *Config) { c.Edge.MaxLimits.Pids = 0 },

@@ -1,10 +1,8 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"log/slog"
-	"math"
 	"os"
 	"path/filepath"
 
@@ -22,10 +20,9 @@ func openContainer(cfg *Config, log *slog.Logger) (backend.Backend, error) {
 		return nil, err
 	}
 	c := cfg.Container
-	largest := cmp.Or(c.DiskImageMaxBytes, math.MaxInt64)
 	return container.New(container.Config{
 		RunDir: filepath.Join(cfg.RunDir, "container"),
-		Disk:   disk.Options{Dir: cfg.volumes(), Driver: c.DiskDriver, ImageBytes: c.DiskImageBytes, MaxImageBytes: largest, Log: log},
+		Disk:   cfg.disk(log),
 		Cgroup: cfg.cgroup(), Exclusive: true,
 		Chronus:  chronus,
 		Warm:     int(c.Warm),
@@ -61,8 +58,13 @@ func writeChronus(dir string) (string, error) {
 	return chronus, nil
 }
 
-// volumes is where the writable layers are.
-func (c *Config) volumes() string { return filepath.Join(c.DataDir, "volumes") }
+// disk is where the writable layers are, and how they share it.
+func (c *Config) disk(log *slog.Logger) disk.Options {
+	return disk.Options{
+		Dir: filepath.Join(c.DataDir, "volumes"), Driver: c.Container.DiskDriver, ImageBytes: c.Container.DiskImageBytes,
+		MaxImageBytes: c.Container.DiskImageMaxBytes, Share: int(c.Container.DiskShare), Log: log,
+	}
+}
 
 // cgroup is the name of this server's cgroups: that of the configuration, or
 // one that no server with other data has.

@@ -148,7 +148,11 @@ type DiskSpace struct {
 type DiskSharer interface {
 	// DiskSpace tells how full that disk is. ok is false where there is none.
 	DiskSpace() (space DiskSpace, ok bool, err error)
-	// DiskStarved reports whether it was full at some time between two: what
-	// failed then may have failed for that. It may say so of times around it, too.
-	DiskStarved(from, until time.Time) bool
+	// DiskStarved reports whether it had no room for that instance at some time
+	// between two, though the instance was below its own limit: what failed then may
+	// have failed for that. It may say so of times around it, too.
+	DiskStarved(id dsec.SandboxID, from, until time.Time) bool
+	// DiskMost is the most that the limit of one instance can be there. ok is false
+	// where there is no bound.
+	DiskMost() (bytes int64, ok bool)
 }

@@ -5,12 +5,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
-	"strings"
 	"sync/atomic"
 	"time"
 	"unsafe"
@@ -25,9 +24,10 @@ import (
 // volume is a subvolume; simple quotas charge data and metadata to the
 // subvolume that wrote them, and cost nothing at commit, unlike full ones.
 type btrfs struct {
-	s     *Store
-	fd    int    // of the mount
-	sysfs string // /sys/fs/btrfs/<uuid>
+	s        *Store
+	fd       int    // of the mount
+	sysfs    string // /sys/fs/btrfs/<uuid>
+	counters []int  // descriptors, in the order of counters
 
 	committed atomic.Int64 // when usage last asked for a commit, in ns since 1970
 
@@ -83,7 +83,7 @@ func (b *btrfs) mount() error {
 				return err
 			}
 		}
-		err := mountImage(image, dir, "btrfs", btrfsOptions)
+		err := mountVolumes(image, dir)
 		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EUCLEAN) || errors.Is(err, unix.EIO) {
 			b.s.log.Error("disk image does not mount, starting with an empty one", "image", image, "err", err)
 			err = b.replaceImage(image, dir)
@@ -112,10 +112,14 @@ func (b *btrfs) openMount() (err error) {
 	}
 	u := info.uuid
 	b.sysfs = fmt.Sprintf("/sys/fs/btrfs/%x-%x-%x-%x-%x", u[:4], u[4:6], u[6:8], u[8:10], u[10:])
+	if err := b.openCounters(); err != nil {
+		return errors.Join(err, b.closeMount())
+	}
 	return nil
 }
 
 func (b *btrfs) closeMount() error {
+	b.closeCounters()
 	err := unix.Close(b.fd)
 	b.fd = -1
 	return err
@@ -126,6 +130,27 @@ func (b *btrfs) closeMount() error {
 // kernel commit over and over. No discard, so that the image keeps the blocks
 // that were allocated for it and a full node cannot fail its writes.
 const btrfsOptions = "nobarrier,nodatacow,nodiscard,space_cache=v2"
+
+// metadataRatio is after how many chunks of data the kernel sets one apart for
+// metadata. Without, it does so when it needs one: then who writes one large file
+// takes the room for everybody's metadata, and all writes fail on a disk of which a
+// fifth is free. From 50 GiB on its chunks for metadata are as large as those for
+// data, below a quarter of that.
+func metadataRatio(image int64) int {
+	if image >= 50<<30 {
+		return 16
+	}
+	return 4
+}
+
+// mountVolumes mounts an image of volumes.
+func mountVolumes(image, dir string) error {
+	info, err := os.Stat(image)
+	if err != nil {
+		return err
+	}
+	return mountImage(image, dir, "btrfs", fmt.Sprintf("%s,metadata_ratio=%d", btrfsOptions, metadataRatio(info.Size())))
+}
 
 func (b *btrfs) makeImage(image string) error {
 	mkfs, err := exec.LookPath("mkfs.btrfs")
@@ -170,7 +195,7 @@ func (b *btrfs) replaceImage(image, dir string) error {
 	if err := b.makeImage(fresh); err != nil {
 		return err
 	}
-	if err := mountImage(fresh, dir, "btrfs", btrfsOptions); err != nil {
+	if err := mountVolumes(fresh, dir); err != nil {
 		return errors.Join(err, os.Remove(fresh))
 	}
 	return errors.Join(os.Rename(image, image+".damaged"), os.Rename(fresh, image))
@@ -202,44 +227,66 @@ func (b *btrfs) enableQuota() error {
 func (b *btrfs) name() string { return "btrfs" }
 func (b *btrfs) inodes() bool { return false }
 
-func (b *btrfs) create(_ context.Context, id string, req Request) (int, error) {
-	again, err := b.free.take(id)
-	if err != nil {
-		return -1, err
-	}
+func (b *btrfs) create(_ context.Context, req Request) (name string, top int, err error) {
+	name, sub, again := b.free.take()
 	if !again {
+		name = newName()
 		var args volArgs
-		copy(args.name[:len(args.name)-1], id)
+		copy(args.name[:len(args.name)-1], name)
 		if err := ioctl(b.fd, iocSubvolCreate, &args); err != nil {
-			return -1, fmt.Errorf("btrfs: create subvolume: %w", err)
+			return "", -1, fmt.Errorf("btrfs: create subvolume: %w", err)
 		}
 	}
-	// Not O_PATH: the limit is set through it.
-	fd, err := unix.Openat(b.fd, id, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	fd, err := unix.Openat(b.fd, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return -1, fmt.Errorf("btrfs: open subvolume: %w", err)
+		return name, -1, fmt.Errorf("btrfs: open subvolume: %w", err)
 	}
-	limit := qgroupLimit{flags: limitReferenced, maxReferenced: uint64(req.Bytes)} // of fd's own qgroup
-	if err := ioctl(fd, iocQgroupLimit, &limit); err != nil {
+	if sub.id == 0 {
+		sub.id, err = b.subvolID(fd)
+	}
+	if err == nil && sub.limit != req.Bytes {
+		err = b.limit(sub.id, req.Bytes)
+	}
+	if err != nil {
 		_ = unix.Close(fd)
-		return -1, fmt.Errorf("btrfs: limit: %w", err)
+		return name, -1, err
 	}
-	return fd, nil
+	b.free.give(name, subvolume{id: sub.id, limit: req.Bytes, own: req.Bytes})
+	return name, fd, nil
 }
 
-func (b *btrfs) open(id string) (int, error) { return openDirAt(b.fd, id) }
+// limit bounds a subvolume. It is asked of the top one: of one that has reached
+// its limit the kernel would not take another.
+func (b *btrfs) limit(id uint64, bytes int64) error {
+	l := qgroupLimit{id: id, flags: limitReferenced, maxReferenced: uint64(bytes)}
+	if err := ioctl(b.fd, iocQgroupLimit, &l); err != nil {
+		return fmt.Errorf("btrfs: limit: %w", err)
+	}
+	return nil
+}
+
+func (b *btrfs) open(name string) (int, error) {
+	if b.free.owns(name) {
+		return -1, &fs.PathError{Op: "open", Path: name, Err: fs.ErrNotExist}
+	}
+	return openDirAt(b.fd, name)
+}
 
 // usage reads the quota's counter, which knows of what was written once that is on
 // disk and committed. The kernel does either in its own time, half a minute each.
 // The second is asked for here, so that who looks again soon sees it.
-func (b *btrfs) usage(id string) (Usage, error) {
+func (b *btrfs) usage(name string) (Usage, error) {
 	b.commitSoon()
-	fd, err := b.open(id)
+	fd, err := b.open(name)
 	if err != nil {
 		return Usage{}, err
 	}
 	defer unix.Close(fd)
-	used, err := b.referenced(fd)
+	id, err := b.subvolID(fd)
+	if err != nil {
+		return Usage{}, err
+	}
+	used, err := b.quota(id, "referenced")
 	return Usage{Bytes: used, Inodes: dsec.NotCounted}, err
 }
 
@@ -258,25 +305,21 @@ func (b *btrfs) commitSoon() {
 	}
 }
 
-// referenced is the bytes that the subvolume of an open directory refers to.
-// What was written since the last commit is not among them.
-func (b *btrfs) referenced(dir int) (int64, error) {
-	n, err := b.subvolID(dir)
-	if err != nil {
-		return 0, err
-	}
+// quota reads a number of a subvolume's: referenced is the bytes that it refers
+// to, without what was written since the last commit, and rsv_data what of its
+// data is on its way to the disk.
+func (b *btrfs) quota(id uint64, what string) (int64, error) {
 	// Without os.ReadFile, which asks whether the file can be polled: it can.
-	fd, err := unix.Open(fmt.Sprintf("%s/qgroups/0_%d/referenced", b.sysfs, n), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	fd, err := unix.Open(fmt.Sprintf("%s/qgroups/0_%d/%s", b.sysfs, id, what), unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return 0, fmt.Errorf("btrfs: quota of subvolume %d: %w", n, err)
+		return 0, fmt.Errorf("btrfs: quota of subvolume %d: %w", id, err)
 	}
 	defer unix.Close(fd)
-	var text [32]byte
-	l, err := unix.Read(fd, text[:])
+	n, err := readNumber(fd)
 	if err != nil {
-		return 0, fmt.Errorf("btrfs: quota of subvolume %d: %w", n, err)
+		return 0, fmt.Errorf("btrfs: quota of subvolume %d: %s: %w", id, what, err)
 	}
-	return strconv.ParseInt(strings.TrimSpace(string(text[:l])), 10, 64)
+	return n, nil
 }
 
 func (b *btrfs) subvolID(dir int) (uint64, error) {
@@ -292,19 +335,18 @@ func (b *btrfs) subvolID(dir int) (uint64, error) {
 	return args.treeid, nil
 }
 
-func (b *btrfs) rename(id, to string) error { return renameAt(b.fd, id, to) }
-
-func (b *btrfs) remove(_ context.Context, id string) error {
-	if kept, err := b.free.put(id); kept || err != nil {
-		return err
+func (b *btrfs) remove(_ context.Context, name string) error {
+	if b.free.put(name) {
+		return nil
 	}
-	return b.drop(id)
+	return b.drop(name)
 }
 
 // drop removes a subvolume for good.
-func (b *btrfs) drop(id string) error {
+func (b *btrfs) drop(name string) error {
+	defer b.free.forget(name) // where it could not be dropped, a sweep finds it
 	var args volArgs
-	copy(args.name[:len(args.name)-1], id)
+	copy(args.name[:len(args.name)-1], name)
 	if err := ioctl(b.fd, iocSnapDestroy, &args); err != nil {
 		return fmt.Errorf("btrfs: remove subvolume: %w", err)
 	}
@@ -343,8 +385,10 @@ func (b *btrfs) clean() {
 }
 
 func (b *btrfs) list() ([]string, error) {
+	// In this order: what the recycler gives away meanwhile is not taken for nobody's.
+	owned := b.free.snapshot()
 	names, err := readNames(b.fd, ".")
-	return slices.DeleteFunc(names, b.free.owns), err
+	return slices.DeleteFunc(names, func(name string) bool { return owned[name] }), err
 }
 
 // close unmounts an image without volumes: a node that is done with its
@@ -415,9 +459,8 @@ type inoLookup struct {
 type quotaCtl struct{ cmd, _ uint64 } // the second is the status
 
 type qgroupLimit struct {
-	_                    uint64 // the qgroup: that of the descriptor
-	flags, maxReferenced uint64
-	_                    [3]uint64 // the most exclusive bytes, and what is reserved of either
+	id, flags, maxReferenced uint64
+	_                        [3]uint64 // the most exclusive bytes, and what is reserved of either
 }
 
 type fsInfo struct {

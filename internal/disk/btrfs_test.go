@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
@@ -20,7 +19,7 @@ func TestCloseWithoutVolumesLeavesNoMount(t *testing.T) {
 	testutil.Ledger(t, filepath.Base(dir))
 	for range 2 { // and the image can be used again
 		s := open(t, dir, "btrfs")
-		v, err := s.Create(context.Background(), idA, Request{Bytes: 32 << 20})
+		v, err := s.Create(context.Background(), Request{Bytes: 32 << 20})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -48,7 +47,7 @@ func TestDamagedImageIsReplaced(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	create(t, s, idA, 32<<20, 0)
+	create(t, s, 32<<20, 0)
 	if _, err := os.Stat(image + ".damaged"); err != nil {
 		t.Error(err)
 	}
@@ -59,9 +58,8 @@ func TestDamagedImageIsReplaced(t *testing.T) {
 func TestRemovedVolumesLeaveNoQuotaGroup(t *testing.T) {
 	s := openStore(t, "btrfs")
 	b := s.driver.(*btrfs)
-	for n := range 20 {
-		id := dsec.SandboxID(fmt.Sprintf("aaaaa%020s", strings.Repeat(string(rune('a'+n)), 20)))
-		v := create(t, s, id, 32<<20, 0)
+	for range 20 {
+		v := create(t, s, 32<<20, 0)
 		dir, done := use(t, v)
 		var errs []error
 		for n := range maxEntries { // too many to be used again
@@ -87,21 +85,21 @@ func TestRemovedVolumesLeaveNoQuotaGroup(t *testing.T) {
 // A full image refuses new volumes, and lets those that are there go.
 func TestFullImageLetsVolumesGo(t *testing.T) {
 	s := openStore(t, "btrfs")
-	v := create(t, s, idA, 1<<40, 0)
+	v := create(t, s, 1<<40, 0)
 	dir, done := use(t, v)
 	_, err := fill(t, dir+"/all")
 	done()
 	if !full(err) {
 		t.Fatalf("the image takes more than 1 GiB: %v", err)
 	}
-	if _, err := s.Create(context.Background(), idB, Request{Bytes: 1 << 20, UID: owner, GID: owner}); dsec.CodeOf(err) != dsec.CodeExhausted {
+	if _, err := s.Create(context.Background(), Request{Bytes: 1 << 20, UID: owner, GID: owner}); dsec.CodeOf(err) != dsec.CodeExhausted {
 		t.Errorf("a create: %v, want exhausted", err)
 	}
 	if err := v.Remove(context.Background()); err != nil {
 		t.Fatalf("removing what fills it: %v", err)
 	}
 	testutil.WaitFor(t, time.Minute, "space", func() error {
-		next, err := s.Create(context.Background(), idB, Request{Bytes: 1 << 20, UID: owner, GID: owner})
+		next, err := s.Create(context.Background(), Request{Bytes: 1 << 20, UID: owner, GID: owner})
 		if err == nil {
 			err = next.Remove(context.Background())
 		}

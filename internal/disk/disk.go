@@ -13,9 +13,11 @@
 // What df shows inside is the file system that holds the volume: on btrfs the
 // image of all, not the sandbox's part.
 //
-// Volumes are named by the sandbox's ID and survive the edge: a new Store on
-// the same directory has them all. What it holds is scratch: nothing here is
-// synced, and after a loss of power a Store may start empty.
+// Each volume has a name, which its Store picks and its owner keeps where it keeps
+// what it owns: Sweep removes every volume that no owner tells. Volumes survive
+// the edge: a new Store on the same directory has them all. What it holds is
+// scratch: nothing here is synced, and after a loss of power a Store may start
+// empty.
 //
 // Nothing here opens a path below upper. Removal drops a whole subvolume,
 // image or mount; where it must walk a tree that programs of a sandbox made
@@ -24,12 +26,14 @@ package disk
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -50,18 +54,20 @@ type Options struct {
 	ImageBytes int64
 	// MaxImageBytes is how large that image may grow where it becomes full, as
 	// long as the disk of Dir keeps a tenth of it free, but at least 1 and at most
-	// 16 GiB. It never shrinks.
-	// 0: it does not grow.
+	// 16 GiB; 0 is no other bound than that, and what the image has already keeps
+	// it from growing. It never shrinks.
 	MaxImageBytes int64
-	Log           *slog.Logger
+	// Share is the part of the disk that all volumes share, in percent, that one
+	// may have; see ration.go. 0 is 80, 100 is no bound but its own limit.
+	Share int
+	Log   *slog.Logger
 }
 
 // Request is what a volume must hold.
 type Request struct {
 	Bytes  int64 // above 0
 	Inodes int64 // 0 is no limit of their own
-	// UID and GID are the host's ids of root inside the sandbox; upper and work
-	// are theirs.
+	// UID and GID are the host's ids of root inside the sandbox; upper is theirs.
 	UID, GID int
 }
 
@@ -89,13 +95,15 @@ type driver interface {
 	name() string
 	// inodes tells whether a limit on files is kept apart from that on bytes.
 	inodes() bool
-	// create makes the empty volume and returns a descriptor of its top directory.
-	create(ctx context.Context, id string, req Request) (int, error)
+	// create makes an empty volume, or takes one that was emptied, and returns its
+	// name and a descriptor of its top directory. An error with a name wants that
+	// removed.
+	create(ctx context.Context, req Request) (name string, top int, err error)
 	// open returns a descriptor of a volume's top directory; ENOENT if there is none.
-	open(id string) (int, error)
-	usage(id string) (Usage, error)
+	open(name string) (int, error)
+	usage(name string) (Usage, error)
 	// remove makes the volume go from list at once; space may come back later.
-	remove(ctx context.Context, id string) error
+	remove(ctx context.Context, name string) error
 	// list has volumes in any state, half-made ones too.
 	list() ([]string, error)
 	// close ends what the driver runs, and leaves volumes as they are. Where
@@ -103,11 +111,6 @@ type driver interface {
 	close() error
 	// destroy removes what the driver made for all volumes together.
 	destroy() error
-}
-
-// renamer is a driver that gives a volume another name while it is in use.
-type renamer interface {
-	rename(id, to string) error
 }
 
 // drivers in the order in which they are tried. A probe's error has code
@@ -187,118 +190,138 @@ func (s *Store) Driver() string { return s.driver.name() }
 // is not: files take bytes of the volume, 0.36 KiB for an empty one.
 func (s *Store) CountsInodes() bool { return s.driver.inodes() }
 
+// newName makes a name that no volume has.
+func newName() string { return rand.Text() }
+
+// validName is what can be a volume's name in a directory.
+func validName(name string) bool {
+	return 0 < len(name) && len(name) < 64 && !strings.ContainsFunc(name, func(r rune) bool {
+		return !('A' <= r && r <= 'Z' || 'a' <= r && r <= 'z' || '0' <= r && r <= '9')
+	})
+}
+
 // Volume is one sandbox's. It holds no descriptor.
 type Volume struct {
 	store *Store
-	id    dsec.SandboxID
-	req   Request // zero after Recover
+	name  string
+
+	mu      sync.Mutex
+	removed bool // what has the name now is another's
 }
 
-// Create makes an empty volume.
-func (s *Store) Create(ctx context.Context, id dsec.SandboxID, req Request) (*Volume, error) {
-	if _, err := dsec.ParseSandboxID(string(id)); err != nil {
-		return nil, err // the ID becomes a name in a directory
-	}
+// Create makes an empty volume. Until its owner has its name on record, it is
+// nobody's: a Sweep of the next Store removes it.
+func (s *Store) Create(ctx context.Context, req Request) (*Volume, error) {
 	if req.Bytes <= 0 {
 		return nil, dsec.Invalid("limits.disk_bytes", "want more than 0, have %d", req.Bytes)
 	}
 	if req.Inodes < 0 {
 		return nil, dsec.Invalid("limits.disk_inodes", "want 0 or more, have %d", req.Inodes)
 	}
-	if err := s.room(); err != nil {
+	if err := s.Admit(); err != nil {
 		return nil, err
 	}
-	fd, err := s.driver.create(ctx, string(id), req)
-	if errors.Is(err, fs.ErrExist) {
-		return nil, dsec.Errorf(dsec.CodeConflict, "disk: the sandbox has a volume")
-	}
+	name, fd, err := s.driver.create(ctx, req)
+	v := &Volume{store: s, name: name}
 	if err == nil {
 		err = populate(fd, req)
 		_ = unix.Close(fd)
 	}
-	v := &Volume{store: s, id: id, req: req}
+	if err != nil && name != "" {
+		err = errors.Join(err, v.Remove(context.WithoutCancel(ctx)))
+	}
 	if err != nil {
-		return nil, noRoom(errors.Join(err, v.Remove(context.WithoutCancel(ctx))))
+		return nil, noRoom(err)
 	}
 	return v, nil
 }
 
-// populate makes the two directories in a volume that nobody has seen yet.
+// populate makes the two directories in a volume that nobody has seen yet. What
+// was emptied has its work directory still: overlayfs uses it and shows it to
+// nobody.
 func populate(fd int, req Request) error {
-	for name, mode := range map[string]uint32{"upper": 0o755, "work": 0o700} {
-		if err := unix.Mkdirat(fd, name, mode); err != nil {
-			return fmt.Errorf("disk: mkdir %s: %w", name, err)
-		}
-		// mkdir is subject to the umask.
-		if err := unix.Fchmodat(fd, name, mode, 0); err != nil {
-			return fmt.Errorf("disk: chmod %s: %w", name, err)
-		}
-		if err := unix.Fchownat(fd, name, req.UID, req.GID, unix.AT_SYMLINK_NOFOLLOW); err != nil {
-			return fmt.Errorf("disk: chown %s: %w", name, err)
-		}
+	if err := unix.Mkdirat(fd, workName, 0o700); err != nil && !errors.Is(err, unix.EEXIST) {
+		return fmt.Errorf("disk: mkdir %s: %w", workName, err)
+	}
+	if err := unix.Mkdirat(fd, upperName, upperMode); err != nil {
+		return fmt.Errorf("disk: mkdir %s: %w", upperName, err)
+	}
+	// mkdir is subject to the umask; to look is much cheaper than to set.
+	var st unix.Stat_t
+	err := unix.Fstatat(fd, upperName, &st, unix.AT_SYMLINK_NOFOLLOW)
+	if err == nil && st.Mode&0o7777 != upperMode {
+		err = unix.Fchmodat(fd, upperName, upperMode, 0)
+	}
+	if err != nil {
+		return fmt.Errorf("disk: mode of %s: %w", upperName, err)
+	}
+	if err := unix.Fchownat(fd, upperName, req.UID, req.GID, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return fmt.Errorf("disk: chown %s: %w", upperName, err)
 	}
 	return nil
 }
 
-// Recover returns the volume of a sandbox after a restart. Its error has code
-// lost where there is none.
-func (s *Store) Recover(id dsec.SandboxID) (*Volume, error) {
-	v := &Volume{store: s, id: id}
+const (
+	upperName = "upper"
+	upperMode = 0o755
+	workName  = "work"
+)
+
+// Recover returns the volume of that name, made for so many bytes, after a restart.
+// Its error has code lost where there is none.
+func (s *Store) Recover(name string, bytes int64) (*Volume, error) {
+	if !validName(name) {
+		return nil, dsec.Errorf(dsec.CodeLost, "disk: the name of the sandbox's volume is damaged")
+	}
+	v := &Volume{store: s, name: name}
 	fd, err := v.Open()
 	if err != nil {
 		return nil, err
 	}
-	return v, unix.Close(fd)
+	if err := unix.Close(fd); err != nil {
+		return nil, err
+	}
+	if d, ok := s.driver.(rationer); ok {
+		held, err := d.recovered(name, bytes)
+		if held && s.starved != nil {
+			s.starved.holdAgain(name)
+		}
+		return v, err
+	}
+	return v, nil
 }
+
+// Name is what Recover finds the volume by.
+func (v *Volume) Name() string { return v.name }
 
 // Open returns a descriptor, O_PATH|O_DIRECTORY|O_CLOEXEC, of the directory that
 // has upper and work in it. The caller closes it.
-func (v *Volume) Open() (int, error) {
-	if _, err := dsec.ParseSandboxID(string(v.id)); err != nil {
+func (v *Volume) Open() (fd int, err error) {
+	err = v.held(func() (err error) { fd, err = v.store.driver.open(v.name); return err })
+	if err != nil {
 		return -1, err
 	}
-	fd, err := v.store.driver.open(string(v.id))
-	if errors.Is(err, fs.ErrNotExist) {
-		return -1, dsec.Errorf(dsec.CodeLost, "disk: the sandbox's volume is gone")
-	}
-	return fd, err
+	return fd, nil
 }
 
 // Usage tells what the volume holds now.
-func (v *Volume) Usage() (Usage, error) {
-	u, err := v.store.driver.usage(string(v.id))
-	if errors.Is(err, fs.ErrNotExist) {
-		return u, dsec.Errorf(dsec.CodeLost, "disk: the sandbox's volume is gone")
-	}
+func (v *Volume) Usage() (u Usage, err error) {
+	err = v.held(func() (err error) { u, err = v.store.driver.usage(v.name); return err })
 	return u, err
 }
 
-// Renames tells whether volumes can be renamed: not where each is a mount.
-func (s *Store) Renames() bool {
-	_, ok := s.driver.(renamer)
-	return ok
-}
-
-// Rename gives the volume to another sandbox.
-func (v *Volume) Rename(id dsec.SandboxID) error {
-	if _, err := dsec.ParseSandboxID(string(id)); err != nil {
-		return err
+// held calls f while the name is this volume's.
+func (v *Volume) held(f func() error) error {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	err := fs.ErrNotExist
+	if !v.removed {
+		err = f()
 	}
-	driver, ok := v.store.driver.(renamer)
-	if !ok {
-		return unsupported("disk: a mounted volume keeps its name")
+	if errors.Is(err, fs.ErrNotExist) {
+		return dsec.Errorf(dsec.CodeLost, "disk: the sandbox's volume is gone")
 	}
-	if err := v.store.room(); err != nil {
-		return err // a sandbox made ahead is a new one all the same
-	}
-	err := driver.rename(string(v.id), string(id))
-	if errors.Is(err, fs.ErrExist) {
-		return dsec.Errorf(dsec.CodeConflict, "disk: the sandbox has a volume")
-	}
-	if err == nil {
-		v.id = id
-	}
-	return noRoom(err)
+	return err
 }
 
 // noRoom makes the error of a full disk one that a user may see.
@@ -309,31 +332,42 @@ func noRoom(err error) error {
 	return err
 }
 
-// Remove removes the volume. When it returns nil the volume is gone by name,
-// and its space comes back soon. It may be called again.
+// Remove removes the volume, whose owner has its name on record no more: soon
+// another may have it. It may be called again.
 func (v *Volume) Remove(ctx context.Context) error {
-	return v.store.remove(ctx, string(v.id))
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.removed {
+		return nil
+	}
+	err := v.store.remove(ctx, v.name)
+	v.removed = err == nil
+	return err
 }
 
-func (s *Store) remove(ctx context.Context, id string) error {
-	err := s.driver.remove(ctx, id)
+func (s *Store) remove(ctx context.Context, name string) error {
+	// First, since another may have the name at once.
+	if s.starved != nil {
+		s.starved.letGo(name)
+	}
+	err := s.driver.remove(ctx, name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	return err
 }
 
-// Sweep removes every volume that is not of a sandbox in keep, whatever state
-// a crash left it in.
-func (s *Store) Sweep(ctx context.Context, keep map[dsec.SandboxID]bool) error {
-	ids, err := s.driver.list()
+// Sweep removes every volume whose name is not in keep, whatever state a crash
+// left it in.
+func (s *Store) Sweep(ctx context.Context, keep map[string]bool) error {
+	names, err := s.driver.list()
 	if err != nil {
 		return err
 	}
 	var errs []error
-	for _, id := range ids {
-		if !keep[dsec.SandboxID(id)] {
-			errs = append(errs, s.remove(ctx, id))
+	for _, name := range names {
+		if !keep[name] {
+			errs = append(errs, s.remove(ctx, name))
 		}
 	}
 	return errors.Join(errs...)
@@ -353,7 +387,7 @@ func (s *Store) Destroy(ctx context.Context) error {
 	err := s.Sweep(ctx, nil)
 	close(s.stop)
 	s.wg.Wait()
-	for _, name := range []string{starvedName, starvedName + ".new"} {
+	for _, name := range []string{starvedName, starvedName + ".new", heldName, heldName + ".new"} {
 		if rerr := s.root.Remove(name); !errors.Is(rerr, fs.ErrNotExist) {
 			err = errors.Join(err, rerr)
 		}
@@ -377,14 +411,6 @@ func openDirAt(dir int, name string) (int, error) {
 		return -1, &fs.PathError{Op: "open", Path: name, Err: err}
 	}
 	return fd, nil
-}
-
-// renameAt never replaces what has the new name.
-func renameAt(dir int, from, to string) error {
-	if err := unix.Renameat2(dir, from, dir, to, unix.RENAME_NOREPLACE); err != nil {
-		return &fs.PathError{Op: "rename", Path: to, Err: err}
-	}
-	return nil
 }
 
 // path is a path in the Store's directory, for mount(2) and programs.

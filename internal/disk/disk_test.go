@@ -19,15 +19,12 @@ import (
 	"github.com/opendsec/dsec/internal/testutil"
 )
 
-const (
-	idA   = dsec.SandboxID("aaaaabbbbbbbbbbbbbbbbbbbb")
-	idB   = dsec.SandboxID("aaaaacccccccccccccccccccc")
-	owner = 231072
-)
+const owner = 231072
 
+// open opens a Store whose image does not grow, and which one volume can fill.
 func open(t testing.TB, dir, driver string) *Store {
 	t.Helper()
-	return openWith(t, Options{Dir: dir, Driver: driver, ImageBytes: 256 << 20})
+	return openWith(t, Options{Dir: dir, Driver: driver, ImageBytes: minImage, MaxImageBytes: minImage, Share: noShare})
 }
 
 // openWith skips where the kernel lacks what the driver needs.
@@ -46,22 +43,50 @@ func openWith(t testing.TB, o Options) *Store {
 
 func openStore(t testing.TB, driver string) *Store {
 	t.Helper()
+	return openNode(t, Options{Driver: driver, ImageBytes: minImage, MaxImageBytes: minImage, Share: noShare}).Store
+}
+
+// node is a Store that a test opens again, as an edge that was restarted does.
+type node struct {
+	*Store
+	t testing.TB
+}
+
+// openNode opens a Store in a directory of its own. The test leaves nothing of it.
+func openNode(t testing.TB, o Options) *node {
+	t.Helper()
 	testutil.Require(t, testutil.Root)
 	dir := testutil.Dir(t)
 	testutil.Ledger(t, filepath.Base(dir))
-	if driver == "project" {
+	if o.Driver == "project" {
 		dir = projectFS(t, dir)
 	}
-	s := open(t, filepath.Join(dir, "disk"), driver)
+	o.Dir = filepath.Join(dir, "disk")
+	n := &node{Store: openWith(t, o), t: t}
 	t.Cleanup(func() {
-		if err := s.Destroy(context.Background()); err != nil {
+		if n.Store == nil {
+			return // it failed to open again, and said so
+		}
+		if err := n.Destroy(context.Background()); err != nil {
 			t.Error(err)
 		}
-		if left, err := os.ReadDir(s.opts.Dir); err != nil || len(left) > 0 {
+		if left, err := os.ReadDir(o.Dir); err != nil || len(left) > 0 {
 			t.Errorf("left in the store's directory: %v, %v", left, err)
 		}
 	})
-	return s
+	return n
+}
+
+// restart closes the Store, has meanwhile done what happens then, and opens it.
+func (n *node) restart(meanwhile func(dir string) error) {
+	n.t.Helper()
+	o := n.opts
+	check(n.t, n.Close())
+	n.Store = nil
+	if meanwhile != nil {
+		check(n.t, meanwhile(o.Dir))
+	}
+	n.Store = openWith(n.t, o)
 }
 
 // projectFS mounts a file system with project quotas, on the kernels that have
@@ -115,9 +140,9 @@ func each(t *testing.T, f func(t *testing.T, s *Store)) {
 	}
 }
 
-func create(t testing.TB, s *Store, id dsec.SandboxID, bytes, inodes int64) *Volume {
+func create(t testing.TB, s *Store, bytes, inodes int64) *Volume {
 	t.Helper()
-	v, err := s.Create(context.Background(), id, Request{Bytes: bytes, Inodes: inodes, UID: owner, GID: owner})
+	v, err := s.Create(context.Background(), Request{Bytes: bytes, Inodes: inodes, UID: owner, GID: owner})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -174,22 +199,20 @@ func full(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err,
 
 func TestVolumeIsReadyForItsOwner(t *testing.T) {
 	each(t, func(t *testing.T, s *Store) {
-		v := create(t, s, idA, 64<<20, 1000)
+		v := create(t, s, 64<<20, 1000)
 		dir := filepath.Dir(upper(t, v))
-		for name, mode := range map[string]fs.FileMode{"upper": 0o755, "work": 0o700} {
+		for _, want := range []struct {
+			name  string
+			mode  fs.FileMode
+			owner uint32
+		}{{upperName, 0o755, owner}, {workName, 0o700, 0}} {
 			var st unix.Stat_t
-			if err := unix.Stat(filepath.Join(dir, name), &st); err != nil {
+			if err := unix.Stat(filepath.Join(dir, want.name), &st); err != nil {
 				t.Fatal(err)
 			}
-			if st.Uid != owner || st.Gid != owner || fs.FileMode(st.Mode&0o7777) != mode {
-				t.Errorf("%s is %d:%d %o", name, st.Uid, st.Gid, st.Mode)
+			if st.Uid != want.owner || st.Gid != want.owner || fs.FileMode(st.Mode&0o7777) != want.mode {
+				t.Errorf("%s is %d:%d %o", want.name, st.Uid, st.Gid, st.Mode)
 			}
-		}
-		if _, err := s.Create(context.Background(), idA, Request{Bytes: 64 << 20}); err == nil || dsec.CodeOf(err) != dsec.CodeConflict {
-			t.Errorf("a second volume for a sandbox: %v, want conflict", err)
-		}
-		if _, err := os.Stat(filepath.Join(dir, "upper")); err != nil {
-			t.Errorf("after that, the first one: %v", err)
 		}
 	})
 }
@@ -204,7 +227,7 @@ func TestFillStopsAtTheLimitAndSpaceComesBack(t *testing.T) {
 			rounds = 10
 		}
 		for round := range rounds {
-			v := create(t, s, idA, limit, 0)
+			v := create(t, s, limit, 0)
 			dir, done := use(t, v)
 			n, err := fill(t, dir+"/file")
 			done()
@@ -243,7 +266,7 @@ func waitForSpace(t testing.TB, s *Store, n int64) {
 
 func TestOneFullVolumeLeavesTheOthersAlone(t *testing.T) {
 	each(t, func(t *testing.T, s *Store) {
-		a, b := create(t, s, idA, 32<<20, 0), create(t, s, idB, 64<<20, 0)
+		a, b := create(t, s, 32<<20, 0), create(t, s, 64<<20, 0)
 		if _, err := fill(t, upper(t, a)+"/file"); !full(err) {
 			t.Fatal(err)
 		}
@@ -258,7 +281,7 @@ func TestOneFullVolumeLeavesTheOthersAlone(t *testing.T) {
 func TestFilesAreBounded(t *testing.T) {
 	const limit, inodes = 2 << 20, 500
 	each(t, func(t *testing.T, s *Store) {
-		v := create(t, s, idA, limit, inodes)
+		v := create(t, s, limit, inodes)
 		dir := upper(t, v)
 		most := limit / 256 // less than that for a file is no bound
 		if s.CountsInodes() {
@@ -305,11 +328,10 @@ func openFD(t testing.TB, path string) int {
 
 func TestVolumesSurviveTheStoreAndAreSwept(t *testing.T) {
 	each(t, func(t *testing.T, s *Store) {
-		kept, lost := create(t, s, idA, 32<<20, 100), create(t, s, idB, 32<<20, 100)
+		kept, lost := create(t, s, 32<<20, 100), create(t, s, 32<<20, 100)
 		if err := os.WriteFile(upper(t, kept)+"/file", []byte("kept"), 0o644); err != nil {
 			t.Fatal(err)
 		}
-		_ = lost
 		// An edge died: its Store was never closed. The next one finds the driver.
 		driver := ""
 		if s.Driver() == "tmpfs" {
@@ -320,18 +342,18 @@ func TestVolumesSurviveTheStoreAndAreSwept(t *testing.T) {
 			t.Fatalf("%s's volumes were opened by %s", s.Driver(), next.Driver())
 		}
 		for range 2 {
-			if err := next.Sweep(context.Background(), map[dsec.SandboxID]bool{idA: true}); err != nil {
+			if err := next.Sweep(context.Background(), map[string]bool{kept.Name(): true}); err != nil {
 				t.Fatal(err)
 			}
 		}
-		v, err := next.Recover(idA)
+		v, err := next.Recover(kept.Name(), 32<<20)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if b, err := os.ReadFile(upper(t, v) + "/file"); err != nil || string(b) != "kept" {
 			t.Errorf("the kept volume: %q, %v", b, err)
 		}
-		if _, err := next.Recover(idB); err == nil || dsec.CodeOf(err) != dsec.CodeLost {
+		if _, err := next.Recover(lost.Name(), 32<<20); err == nil || dsec.CodeOf(err) != dsec.CodeLost {
 			t.Errorf("the swept volume: %v, want lost", err)
 		}
 		if _, err := fill(t, upper(t, v)+"/more"); !full(err) {
@@ -343,54 +365,42 @@ func TestVolumesSurviveTheStoreAndAreSwept(t *testing.T) {
 	})
 }
 
-func TestRename(t *testing.T) {
+// A volume that was removed is nobody's: what was its owner's neither sees nor
+// removes what has its name now.
+func TestRemovedVolumeIsNotTheNextOwners(t *testing.T) {
 	each(t, func(t *testing.T, s *Store) {
-		v, other := create(t, s, idA, 32<<20, 100), create(t, s, idB, 32<<20, 100)
-		if !s.Renames() {
-			if err := v.Rename(dsec.NewSandboxID("aaaaa")); dsec.CodeOf(err) != dsec.CodeUnsupported {
-				t.Errorf("rename: %v, want unsupported", err)
-			}
-			return
-		}
-		f, err := os.Create(upper(t, v) + "/file")
-		if err != nil {
+		old := create(t, s, 32<<20, 100)
+		if err := old.Remove(context.Background()); err != nil {
 			t.Fatal(err)
 		}
-		defer f.Close()
-		if err := v.Rename(idB); dsec.CodeOf(err) != dsec.CodeConflict {
-			t.Errorf("over another: %v, want conflict", err)
+		if _, err := s.Recover(old.Name(), 32<<20); err == nil || dsec.CodeOf(err) != dsec.CodeLost {
+			t.Errorf("recovered: %v, want lost", err)
 		}
-		if _, err := s.Recover(idB); err != nil {
-			t.Errorf("the other is gone: %v", err)
+		if b, ok := s.driver.(*btrfs); ok {
+			b.awaitFree(t)
 		}
-		if err := other.Remove(context.Background()); err != nil {
-			t.Fatal(err)
+		next := create(t, s, 32<<20, 100)
+		if s.Driver() == "btrfs" && next.Name() != old.Name() {
+			t.Errorf("%s was not used again", old.Name())
 		}
-		if err := v.Rename(idB); err != nil {
-			t.Fatal(err)
+		if _, err := old.Open(); err == nil || dsec.CodeOf(err) != dsec.CodeLost {
+			t.Errorf("opened: %v, want lost", err)
 		}
-		if _, err := s.Recover(idA); dsec.CodeOf(err) != dsec.CodeLost {
-			t.Errorf("by the old name: %v, want lost", err)
+		if _, err := old.Usage(); err == nil || dsec.CodeOf(err) != dsec.CodeLost {
+			t.Errorf("usage: %v, want lost", err)
 		}
-		if err := s.Sweep(context.Background(), map[dsec.SandboxID]bool{idB: true}); err != nil {
-			t.Fatal(err)
-		}
-		again, err := s.Recover(idB)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := os.Stat(upper(t, again) + "/file"); err != nil {
+		if err := old.Remove(context.Background()); err != nil {
 			t.Error(err)
 		}
-		if _, err := fill(t, upper(t, again)+"/more"); !full(err) {
-			t.Errorf("the renamed volume is not bounded: %v", err)
+		if _, err := s.Recover(next.Name(), 32<<20); err != nil {
+			t.Errorf("the next one: %v", err)
 		}
 	})
 }
 
 func TestRemoveWhileInUse(t *testing.T) {
 	each(t, func(t *testing.T, s *Store) {
-		v := create(t, s, idA, 32<<20, 100)
+		v := create(t, s, 32<<20, 100)
 		f, err := os.Create(upper(t, v) + "/file")
 		if err != nil {
 			t.Fatal(err)
@@ -410,17 +420,21 @@ func TestRemoveWhileInUse(t *testing.T) {
 func TestBadRequestsChangeNothing(t *testing.T) {
 	s := openStore(t, "tmpfs")
 	for name, test := range map[string]struct {
-		id  dsec.SandboxID
-		req Request
+		req   Request
+		field string
 	}{
-		"an id that is a path": {"../../../etc/aaaaaaaaaaaaa", Request{Bytes: 1 << 20}},
-		"no id":                {"", Request{Bytes: 1 << 20}},
-		"no bytes":             {idA, Request{}},
-		"negative bytes":       {idA, Request{Bytes: -1}},
-		"negative inodes":      {idA, Request{Bytes: 1 << 20, Inodes: -1}},
+		"no bytes":        {Request{}, "limits.disk_bytes"},
+		"negative bytes":  {Request{Bytes: -1}, "limits.disk_bytes"},
+		"negative inodes": {Request{Bytes: 1 << 20, Inodes: -1}, "limits.disk_inodes"},
 	} {
-		if _, err := s.Create(context.Background(), test.id, test.req); err == nil || dsec.CodeOf(err) != dsec.CodeInvalid {
-			t.Errorf("%s: %v, want invalid", name, err)
+		_, err := s.Create(context.Background(), test.req)
+		if e, ok := errors.AsType[*dsec.Error](err); !ok || e.Code != dsec.CodeInvalid || e.Field != test.field {
+			t.Errorf("%s: %v, want invalid %s", name, err, test.field)
+		}
+	}
+	for _, name := range []string{"", ".", "..", "../../etc", "a/b", "a\x00b", "template-1", strings.Repeat("a", 64)} {
+		if _, err := s.Recover(name, 32<<20); err == nil || dsec.CodeOf(err) != dsec.CodeLost {
+			t.Errorf("a record that says %q: %v, want lost", name, err)
 		}
 	}
 	if ids, err := s.driver.list(); err != nil || len(ids) > 0 {
@@ -471,29 +485,5 @@ func TestEmptyDirGoesAnyDepthAndFollowsNoLink(t *testing.T) {
 	}
 	if _, err := os.Stat(victim); err != nil {
 		t.Errorf("behind a link: %v", err)
-	}
-}
-
-func BenchmarkLife(b *testing.B) {
-	for _, d := range drivers {
-		b.Run(d.name, func(b *testing.B) {
-			s := openStore(b, d.name)
-			var create, remove time.Duration
-			for b.Loop() {
-				start := time.Now()
-				v, err := s.Create(context.Background(), idA, Request{Bytes: 64 << 20, Inodes: 10000, UID: owner, GID: owner})
-				if err != nil {
-					b.Fatal(err)
-				}
-				create += time.Since(start)
-				start = time.Now()
-				if err := v.Remove(context.Background()); err != nil {
-					b.Fatal(err)
-				}
-				remove += time.Since(start)
-			}
-			b.ReportMetric(float64(create.Microseconds())/float64(b.N), "us/create")
-			b.ReportMetric(float64(remove.Microseconds())/float64(b.N), "us/remove")
-		})
 	}
 }

@@ -16,7 +16,7 @@ import (
 )
 
 // mounts is what the drivers share whose volume is a file system of its own,
-// mounted at Dir/volumes/<id>: the mount is the record that it exists, and is
+// mounted at Dir/volumes/<name>: the mount is the record that it exists, and is
 // there after a restart.
 type mounts struct{ s *Store }
 
@@ -29,22 +29,22 @@ func (m mounts) init() error {
 	return nil
 }
 
-func (m mounts) dir(id string) string { return m.s.path(volumesName, id) }
+func (m mounts) dir(name string) string { return m.s.path(volumesName, name) }
 
-func (m mounts) open(id string) (int, error) {
-	fd, err := unix.Open(m.dir(id), unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+func (m mounts) open(name string) (int, error) {
+	fd, err := unix.Open(m.dir(name), unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return -1, &os.PathError{Op: "open", Path: m.dir(id), Err: err}
+		return -1, &os.PathError{Op: "open", Path: m.dir(name), Err: err}
 	}
-	if _, yes, err := mounted(m.dir(id)); err != nil || !yes {
+	if _, yes, err := mounted(m.dir(name)); err != nil || !yes {
 		_ = unix.Close(fd)
 		return -1, errors.Join(err, os.ErrNotExist)
 	}
 	return fd, nil
 }
 
-func (m mounts) usage(id string) (Usage, error) {
-	fd, err := m.open(id)
+func (m mounts) usage(name string) (Usage, error) {
+	fd, err := m.open(name)
 	if err != nil {
 		return Usage{}, err
 	}
@@ -58,12 +58,12 @@ func (m mounts) usage(id string) (Usage, error) {
 
 // remove detaches the mount: what still has it open, a dying sandbox, lets go
 // of it later.
-func (m mounts) remove(_ context.Context, id string) error {
-	err := unix.Unmount(m.dir(id), unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+func (m mounts) remove(_ context.Context, name string) error {
+	err := unix.Unmount(m.dir(name), unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
 	if err != nil && !errors.Is(err, unix.EINVAL) { // EINVAL: nothing is mounted there
-		return &os.PathError{Op: "unmount", Path: m.dir(id), Err: err}
+		return &os.PathError{Op: "unmount", Path: m.dir(name), Err: err}
 	}
-	return os.Remove(m.dir(id))
+	return os.Remove(m.dir(name))
 }
 
 func (m mounts) list() ([]string, error) {
@@ -104,28 +104,26 @@ func openExt4(s *Store) (driver, error) {
 func (e *ext4) name() string { return "ext4" }
 func (e *ext4) inodes() bool { return true }
 
-func (e *ext4) image(id string) string { return e.s.path(imagesName, id) }
+func (e *ext4) image(name string) string { return e.s.path(imagesName, name) }
 
-func (e *ext4) create(ctx context.Context, id string, req Request) (int, error) {
+func (e *ext4) create(ctx context.Context, req Request) (string, int, error) {
 	template, err := e.template(ctx, req)
 	if err != nil {
-		return -1, err
+		return "", -1, err
 	}
+	name := newName()
 	// The directory comes first, so that list finds whatever follows.
-	if err := os.Mkdir(e.dir(id), 0o700); err != nil {
-		return -1, err
+	if err := os.Mkdir(e.dir(name), 0o700); err != nil {
+		return "", -1, err
 	}
-	// What a removal that was cut short left.
-	if err := os.Remove(e.image(id)); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return -1, err
+	if err := copySparse(e.image(name), template); err != nil {
+		return name, -1, err
 	}
-	if err := copySparse(e.image(id), template); err != nil {
-		return -1, err
+	if err := mountImage(e.image(name), e.dir(name), "ext4", "nodelalloc,noinit_itable,nobarrier"); err != nil {
+		return name, -1, err
 	}
-	if err := mountImage(e.image(id), e.dir(id), "ext4", "nodelalloc,noinit_itable,nobarrier"); err != nil {
-		return -1, err
-	}
-	return e.open(id)
+	fd, err := e.open(name)
+	return name, fd, err
 }
 
 // template returns an empty file system of the wanted limits.
@@ -201,12 +199,12 @@ func copySparse(to, from string) (err error) {
 	}
 }
 
-func (e *ext4) remove(ctx context.Context, id string) error {
-	err := e.mounts.remove(ctx, id)
+func (e *ext4) remove(ctx context.Context, name string) error {
+	err := e.mounts.remove(ctx, name)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	if rerr := os.Remove(e.image(id)); rerr != nil && !errors.Is(rerr, os.ErrNotExist) {
+	if rerr := os.Remove(e.image(name)); rerr != nil && !errors.Is(rerr, os.ErrNotExist) {
 		return rerr
 	}
 	return err
@@ -214,17 +212,17 @@ func (e *ext4) remove(ctx context.Context, id string) error {
 
 // list includes images whose directory is gone: a removal that was cut short.
 func (e *ext4) list() ([]string, error) {
-	ids, err := e.mounts.list()
+	names, err := e.mounts.list()
 	if err != nil {
 		return nil, err
 	}
 	entries, err := os.ReadDir(e.s.path(imagesName))
 	for _, entry := range entries {
 		if !strings.HasPrefix(entry.Name(), "template-") {
-			ids = append(ids, entry.Name())
+			names = append(names, entry.Name())
 		}
 	}
-	return ids, err
+	return names, err
 }
 
 func (e *ext4) destroy() error {
@@ -247,16 +245,18 @@ func openTmpfs(s *Store) (driver, error) {
 func (t *tmpfs) name() string { return "tmpfs" }
 func (t *tmpfs) inodes() bool { return true }
 
-func (t *tmpfs) create(_ context.Context, id string, req Request) (int, error) {
-	if err := os.Mkdir(t.dir(id), 0o700); err != nil {
-		return -1, err
+func (t *tmpfs) create(_ context.Context, req Request) (string, int, error) {
+	name := newName()
+	if err := os.Mkdir(t.dir(name), 0o700); err != nil {
+		return "", -1, err
 	}
 	options := fmt.Sprintf("mode=0700,size=%d", req.Bytes)
 	if req.Inodes > 0 {
 		options += fmt.Sprintf(",nr_inodes=%d", req.Inodes+3) // its top and the two directories
 	}
-	if err := mount("dsec", t.dir(id), "tmpfs", options); err != nil {
-		return -1, err
+	if err := mount("dsec", t.dir(name), "tmpfs", options); err != nil {
+		return name, -1, err
 	}
-	return t.open(id)
+	fd, err := t.open(name)
+	return name, fd, err
 }

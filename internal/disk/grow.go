@@ -10,9 +10,9 @@ import (
 
 // grower is a driver whose shared disk can become larger while it is in use.
 type grower interface {
-	// grow makes it larger where it has become full. It does nothing where it is
-	// not, is as large as it may be, or nothing is left to take.
-	grow() error
+	// grow makes it larger than size, which it is now. It does nothing where that is
+	// as large as it may be, or nothing is left to take.
+	grow(size int64) error
 	// commitSoon has what was removed become free.
 	commitSoon()
 }
@@ -32,36 +32,45 @@ const (
 
 // grow takes more of the disk below for the image. The blocks are allocated
 // before the file system has them: on a full node its writes cannot fail.
-func (b *btrfs) grow() error {
-	if b.s.opts.MaxImageBytes == 0 {
-		return nil
-	}
-	p, err := b.look()
+func (b *btrfs) grow(size int64) error {
+	left, err := b.growable(size)
 	if err != nil {
 		return err
 	}
-	free := p.unallocated + p.data.free() - p.data.promised
-	if free >= min(growBelow, p.size/growPart) && p.unallocated+p.meta.free()-p.reserve >= 2*metaRoom {
-		return nil
-	}
-	var below unix.Statfs_t
-	if err := unix.Statfs(b.s.opts.Dir, &below); err != nil {
-		return fmt.Errorf("space below the image: %w", err)
-	}
-	step := growth(p.size, b.s.opts.MaxImageBytes, int64(below.Blocks)*below.Bsize, int64(below.Bavail)*below.Bsize)
+	step := growth(size, left)
 	if step == 0 {
 		return nil
 	}
 	if err := b.extend(step); err != nil {
 		return err
 	}
-	b.s.log.Info("disk: the image of all volumes grows", "by", step, "to", p.size+step)
+	b.s.log.Info("disk: the image of all volumes grows", "by", step, "to", size+step)
 	return b.fit()
 }
 
-// growth is by how much an image grows on a disk of that size with that much free.
-func growth(image, most, disk, free int64) int64 {
-	step := min(growStep, image/2, most-image, free-max(keepLeast, min(keepMost, disk/keepPart)))
+// growable is by how much the image of that size may still grow in all. It is
+// negative where it has more than it would get.
+func (b *btrfs) growable(size int64) (int64, error) {
+	var below unix.Statfs_t
+	if err := unix.Statfs(b.s.opts.Dir, &below); err != nil {
+		return 0, fmt.Errorf("space below the image: %w", err)
+	}
+	return spare(size, b.s.opts.MaxImageBytes, int64(below.Blocks)*below.Bsize, int64(below.Bavail)*below.Bsize), nil
+}
+
+// spare is what an image may take of a disk of that size with that much free; most
+// of 0 is no other bound.
+func spare(image, most, disk, free int64) int64 {
+	left := free - max(keepLeast, min(keepMost, disk/keepPart))
+	if most > 0 {
+		left = min(left, most-image)
+	}
+	return left
+}
+
+// growth is by how much an image grows at once that may grow by left.
+func growth(image, left int64) int64 {
+	step := min(growStep, image/2, left)
 	if step &^= 1<<20 - 1; step < minStep {
 		return 0
 	}

@@ -111,14 +111,15 @@ func (p *project) mkdir(name string) (int, error) {
 	return fd, nil
 }
 
-func (p *project) create(_ context.Context, id string, req Request) (int, error) {
-	fd, err := p.mkdir(id)
+func (p *project) create(_ context.Context, req Request) (string, int, error) {
+	name := newName()
+	fd, err := p.mkdir(name)
 	if err != nil {
-		return -1, err
+		return "", -1, err
 	}
 	// The limit is set before the directory gets its project: at no time does
 	// an unbounded volume exist.
-	n := p.allocate(id)
+	n := p.allocate(name)
 	inodes := req.Inodes
 	if inodes > 0 {
 		inodes += 3 // the volume's own directories
@@ -129,23 +130,9 @@ func (p *project) create(_ context.Context, id string, req Request) (int, error)
 	if err != nil {
 		_ = unix.Close(fd)
 		p.free(n)
-		return -1, fmt.Errorf("project %d: %w", n, err)
+		return name, -1, fmt.Errorf("project %d: %w", n, err)
 	}
-	return fd, nil
-}
-
-func (p *project) rename(id, to string) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if err := renameAt(p.fd, id, to); err != nil {
-		return err
-	}
-	for n, name := range p.ids {
-		if name == id {
-			p.ids[n] = to
-		}
-	}
-	return nil
+	return name, fd, nil
 }
 
 func (p *project) allocate(name string) uint32 {
@@ -165,12 +152,12 @@ func (p *project) free(n uint32) {
 	delete(p.ids, n)
 }
 
-func (p *project) open(id string) (int, error) { return openDirAt(p.fd, id) }
+func (p *project) open(name string) (int, error) { return openDirAt(p.fd, name) }
 
-func (p *project) usage(id string) (Usage, error) {
-	fd, err := unix.Openat(p.fd, id, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+func (p *project) usage(name string) (Usage, error) {
+	fd, err := unix.Openat(p.fd, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return Usage{}, &os.PathError{Op: "open", Path: id, Err: err}
+		return Usage{}, &os.PathError{Op: "open", Path: name, Err: err}
 	}
 	defer unix.Close(fd)
 	n, err := projectOf(fd)
@@ -184,9 +171,9 @@ func (p *project) usage(id string) (Usage, error) {
 	return Usage{Bytes: int64(q.space), Inodes: int64(q.inodes)}, nil
 }
 
-func (p *project) remove(_ context.Context, id string) error {
-	if err := unix.Renameat(p.fd, id, p.trash, rand.Text()); err != nil {
-		return &os.PathError{Op: "remove", Path: id, Err: err}
+func (p *project) remove(_ context.Context, name string) error {
+	if err := unix.Renameat(p.fd, name, p.trash, rand.Text()); err != nil {
+		return &os.PathError{Op: "remove", Path: name, Err: err}
 	}
 	select {
 	case p.wakeup <- struct{}{}:

@@ -1,10 +1,8 @@
 package disk
 
 import (
-	"crypto/rand"
 	"errors"
-	"fmt"
-	"strings"
+	"maps"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -15,23 +13,32 @@ import (
 // cost of the few unlinks that empty a volume in which little was done; what
 // more was done in is dropped.
 //
-// All inodes of an emptied volume are new, so that nothing of them outlives it:
-// no data, owner, attribute or lock. Only the numbers of inodes go on counting.
+// All inodes of an emptied volume are new but for those of the top directory and
+// of work, which no sandbox sees: so nothing outlives it that a sandbox could
+// find, no data, owner, attribute or lock. Only the numbers of inodes go on
+// counting. A subvolume keeps its name when it goes from one owner to the next:
+// to rename one costs the kernel as much as to make a directory and remove it.
 type recycler struct {
-	b      *btrfs
-	prefix string // of the names of this Store's subvolumes that are nobody's
+	b *btrfs
 
 	dirty chan string
 	done  chan struct{} // closed when the last of dirty is dealt with
 
 	mu     sync.Mutex
+	known  map[string]subvolume // whosever, that this Store has made or recovered
+	kept   map[string]bool      // those that are nobody's: to be emptied, or free
 	free   []string
 	closed bool
 }
 
+// subvolume is what is known of one.
+type subvolume struct {
+	id    uint64 // 0 if that is not known yet
+	limit int64  // that is set, in bytes
+	own   int64  // that its owner has: more than limit while it is held; 0 if it is nobody's
+}
+
 const (
-	// freePrefix is in no sandbox's ID.
-	freePrefix = "free-"
 	// maxFree bounds the subvolumes that are kept, emptied or not yet.
 	maxFree = 32
 	// maxEntries and maxResidue are what a volume may hold to be emptied.
@@ -41,7 +48,10 @@ const (
 )
 
 func newRecycler(b *btrfs) *recycler {
-	r := &recycler{b: b, prefix: freePrefix + rand.Text()[:8] + "-", dirty: make(chan string, maxFree), done: make(chan struct{})}
+	r := &recycler{
+		b: b, dirty: make(chan string, maxFree), done: make(chan struct{}),
+		known: map[string]subvolume{}, kept: map[string]bool{},
+	}
 	go func() {
 		defer close(r.done)
 		for name := range r.dirty {
@@ -51,40 +61,50 @@ func newRecycler(b *btrfs) *recycler {
 	return r
 }
 
-// take gives an emptied subvolume a name. It reports false where there is none.
-func (r *recycler) take(id string) (bool, error) {
-	r.mu.Lock()
-	if len(r.free) == 0 {
-		r.mu.Unlock()
-		return false, nil
-	}
-	name := r.free[len(r.free)-1]
-	r.free = r.free[:len(r.free)-1]
-	r.mu.Unlock()
-	err := renameAt(r.b.fd, name, id)
-	if err != nil {
-		return false, errors.Join(fmt.Errorf("btrfs: rename subvolume: %w", err), r.b.drop(name))
-	}
-	return true, nil
-}
-
-// put takes a subvolume away from its name. It reports false where it does not
-// want it.
-func (r *recycler) put(id string) (bool, error) {
-	if strings.HasPrefix(id, freePrefix) { // what an earlier Store left
-		return false, nil
-	}
+// take gives an emptied subvolume away. It reports false where there is none.
+func (r *recycler) take() (name string, sub subvolume, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.closed || len(r.free)+len(r.dirty) >= maxFree {
-		return false, nil
+	if len(r.free) == 0 {
+		return "", sub, false
 	}
-	name := r.prefix + rand.Text()
-	if renameAt(r.b.fd, id, name) != nil {
-		return false, nil // a full image has no room for a name; to drop one works
+	name = r.free[len(r.free)-1]
+	r.free = r.free[:len(r.free)-1]
+	delete(r.kept, name)
+	return name, r.known[name], true
+}
+
+// give notes whose limits a subvolume has now.
+func (r *recycler) give(name string, sub subvolume) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.known[name] = sub
+}
+
+// put takes a subvolume that is nobody's. It reports false where it does not want it.
+func (r *recycler) put(name string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.kept[name] {
+		return true
 	}
+	if r.closed || len(r.free)+len(r.dirty) >= maxFree || !validName(name) {
+		return false
+	}
+	sub := r.known[name]
+	sub.own = 0
+	r.known[name] = sub
+	r.kept[name] = true
 	r.dirty <- name // there is room: only put sends, and holds the lock
-	return true, nil
+	return true
+}
+
+// forget is told of a subvolume that is dropped.
+func (r *recycler) forget(name string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.kept, name)
+	delete(r.known, name)
 }
 
 // empty makes a subvolume a free one, or drops it.
@@ -110,10 +130,55 @@ func (r *recycler) small(name string) (bool, error) {
 		return false, err
 	}
 	defer unix.Close(fd)
-	if used, err := r.b.referenced(fd); err != nil || used > maxResidue {
+	r.mu.Lock()
+	id := r.known[name].id
+	r.mu.Unlock()
+	if id == 0 { // an earlier Store's
+		if id, err = r.b.subvolID(fd); err != nil {
+			return false, err
+		}
+	}
+	if used, err := r.b.quota(id, "referenced"); err != nil || used > maxResidue {
 		return false, err
 	}
-	return emptySmall(fd, &budget{maxEntries, maxResidue})
+	return emptyVolume(fd, &budget{maxEntries, maxResidue})
+}
+
+// emptyVolume removes everything from a volume but an empty work directory.
+//
+// What an overlay leaves in work is always the same, and to list it costs half as
+// much again as to remove it. So it is removed unseen, by paths in which no sandbox
+// has a say, and a look at what is left tells whether there was more.
+func emptyVolume(top int, left *budget) (bool, error) {
+	_ = unix.Unlinkat(top, workName+"/work/incompat/volatile/dirty", 0)
+	for _, dir := range []string{"/work/incompat/volatile", "/work/incompat", "/work"} {
+		_ = unix.Unlinkat(top, workName+dir, unix.AT_REMOVEDIR)
+	}
+	err := unix.Unlinkat(top, upperName, unix.AT_REMOVEDIR)
+	if err == unix.ENOTEMPTY {
+		if ok, err := emptyChild(top, upperName, left); !ok || err != nil {
+			return false, err
+		}
+		_ = unix.Unlinkat(top, upperName, unix.AT_REMOVEDIR)
+	}
+	if yes, err := bare(top); yes || err != nil {
+		return yes, err
+	}
+	return emptySmall(top, left)
+}
+
+// bare tells whether a volume has nothing but an empty work directory: on btrfs
+// the size of a directory is twice the length of all names in it.
+func bare(top int) (bool, error) {
+	var all, work unix.Stat_t
+	if err := unix.Fstat(top, &all); err != nil {
+		return false, err
+	}
+	err := unix.Fstatat(top, workName, &work, unix.AT_SYMLINK_NOFOLLOW)
+	if err == unix.ENOENT {
+		return all.Size == 0, nil
+	}
+	return err == nil && all.Size == 2*int64(len(workName)) && work.Size == 0 && work.Mode == unix.S_IFDIR|0o700 && work.Uid == 0, err
 }
 
 // budget is what may still be found in a volume. What was written lately is in
@@ -190,12 +255,26 @@ func (r *recycler) close() error {
 	r.mu.Unlock()
 	<-r.done
 	var errs []error
-	for _, name := range r.free {
+	r.mu.Lock()
+	free := r.free
+	r.free = nil
+	r.mu.Unlock()
+	for _, name := range free {
 		errs = append(errs, r.b.drop(name))
 	}
-	r.free = nil
 	return errors.Join(errs...)
 }
 
-// owns tells whether a name is of a subvolume that is kept here.
-func (r *recycler) owns(name string) bool { return strings.HasPrefix(name, r.prefix) }
+// owns tells whether a subvolume is nobody's and kept here.
+func (r *recycler) owns(name string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.kept[name]
+}
+
+// snapshot has the names of all that are kept.
+func (r *recycler) snapshot() map[string]bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return maps.Clone(r.kept)
+}

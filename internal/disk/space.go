@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 
@@ -23,23 +22,37 @@ type Space struct {
 	Free int64 `json:"free"`
 }
 
-// spacer is a driver that knows better than statfs.
-type spacer interface {
-	space() (Space, error)
+// sample is one look at the disk that volumes share.
+type sample struct {
+	Space
+	// nearlyFull is set where a disk that can grow is to do so, and growable is how
+	// much larger it can become.
+	nearlyFull bool
+	growable   int64
+}
+
+// looker is a driver that knows better than statfs.
+type looker interface {
+	look() (sample, error)
 }
 
 // Space tells how full the shared disk is. ok is false where volumes share none:
 // those of tmpfs are charged to their sandboxes.
 func (s *Store) Space() (space Space, ok bool, err error) {
+	now, ok, err := s.look()
+	return now.Space, ok, err
+}
+
+func (s *Store) look() (now sample, ok bool, err error) {
 	switch d := s.driver.(type) {
-	case spacer:
-		space, err = d.space()
+	case looker:
+		now, err = d.look()
 	case *tmpfs:
-		return Space{}, false, nil
+		return now, false, nil
 	default:
-		space, err = spaceOf(s.opts.Dir)
+		now.Space, err = spaceOf(s.opts.Dir)
 	}
-	return space, true, err
+	return now, true, err
 }
 
 // spaceOf asks a file system that has no part for metadata alone.
@@ -55,37 +68,48 @@ func spaceOf(dir string) (Space, error) {
 	return s, nil
 }
 
-// Inspect tells how full the shared disk of the Store in dir is, from another
-// process than the one that has the Store open. driver is the one that made the
-// volumes there, and empty where none did.
-func Inspect(dir string) (driver string, space Space, err error) {
-	root, err := os.OpenRoot(dir)
+// Inspect tells how full the shared disk of the Store in o.Dir is, and the most that
+// one volume may be limited to (0: no bound), from another process than the one that
+// has the Store open. driver is the one that made the volumes there, and empty where
+// none did.
+func Inspect(o Options) (driver string, space Space, largest int64, err error) {
+	root, err := os.OpenRoot(o.Dir)
 	if errors.Is(err, os.ErrNotExist) {
-		return "", Space{}, nil
+		return "", Space{}, 0, nil
 	}
 	if err != nil {
-		return "", Space{}, err
+		return "", Space{}, 0, err
 	}
 	defer root.Close()
-	s := &Store{opts: Options{Dir: dir}, root: root}
-	driver = s.present()
-	if driver != "btrfs" {
-		space, err = spaceOf(dir)
-		return driver, space, err
+	s := &Store{opts: o, root: root}
+	now, err := s.inspect()
+	if share := o.share(); share < noShare {
+		largest = most(now.capacity(), share)
 	}
-	if _, yes, err := mounted(s.path(mountName)); err != nil || !yes {
-		info, serr := os.Stat(s.path(imageName))
-		if err = errors.Join(err, serr); err != nil {
-			return driver, Space{}, err
-		}
-		return driver, Space{Size: info.Size(), Free: info.Size()}, nil // an image without volumes
+	return s.present(), now.Space, largest, err
+}
+
+func (s *Store) inspect() (now sample, err error) {
+	if s.present() != "btrfs" {
+		now.Space, err = spaceOf(s.opts.Dir)
+		return now, err
 	}
 	b := &btrfs{s: s, fd: -1}
-	if err := b.openMount(); err != nil {
-		return driver, Space{}, err
+	if _, yes, err := mounted(s.path(mountName)); err != nil || !yes { // an image without volumes
+		info, serr := os.Stat(s.path(imageName))
+		if err = errors.Join(err, serr); err != nil {
+			return now, err
+		}
+		now.Size, now.Free = info.Size(), info.Size()
+		left, err := b.growable(now.Size)
+		now.growable = max(0, left)
+		return now, err
 	}
-	space, err = b.space()
-	return driver, space, errors.Join(err, b.closeMount())
+	if err := b.openMount(); err != nil {
+		return now, err
+	}
+	now, err = b.look()
+	return now, errors.Join(err, b.closeMount())
 }
 
 // metaRoom is what metadata must have left: with less, btrfs refuses writes
@@ -109,50 +133,87 @@ func (i spaceInfo) held() int64 { return i.used + i.pinned + i.reserved }
 
 func (i spaceInfo) free() int64 { return i.total - i.held() - i.readonly }
 
-func (p btrfsSpace) space() Space {
-	s := Space{
-		Size: p.size, Used: p.data.held() + p.data.promised + p.meta.held(), Allocated: p.size - p.unallocated,
-		Free: max(0, p.unallocated+p.data.free()-p.data.promised),
-	}
-	if p.unallocated+p.meta.free()-p.reserve < metaRoom {
+func (p btrfsSpace) sample() sample {
+	free := p.unallocated + p.data.free() - p.data.promised
+	// Chunks of metadata are read-only while the kernel, which found them unused,
+	// gives them back.
+	meta := p.unallocated + p.meta.free() + p.meta.readonly - p.reserve
+	s := sample{Space: Space{
+		Size: p.size, Used: p.data.held() + p.data.promised + p.meta.held(), Allocated: p.size - p.unallocated, Free: max(0, free),
+	}}
+	if meta < metaRoom {
 		s.Free = 0
 	}
+	s.nearlyFull = free < min(growBelow, p.size/growPart) || meta < 2*metaRoom
 	return s
+}
+
+// counters are the files of sysfs below allocation, and what they tell. They are
+// open for as long as the image is in use: to open one costs twenty reads.
+var counters = []struct {
+	file string
+	of   func(*btrfsSpace) *int64
+}{
+	{"data/total_bytes", func(p *btrfsSpace) *int64 { return &p.data.total }},
+	{"data/bytes_used", func(p *btrfsSpace) *int64 { return &p.data.used }},
+	{"data/bytes_pinned", func(p *btrfsSpace) *int64 { return &p.data.pinned }},
+	{"data/bytes_reserved", func(p *btrfsSpace) *int64 { return &p.data.reserved }},
+	{"data/bytes_readonly", func(p *btrfsSpace) *int64 { return &p.data.readonly }},
+	{"data/bytes_may_use", func(p *btrfsSpace) *int64 { return &p.data.promised }},
+	{"metadata/total_bytes", func(p *btrfsSpace) *int64 { return &p.meta.total }},
+	{"metadata/bytes_used", func(p *btrfsSpace) *int64 { return &p.meta.used }},
+	{"metadata/bytes_pinned", func(p *btrfsSpace) *int64 { return &p.meta.pinned }},
+	{"metadata/bytes_reserved", func(p *btrfsSpace) *int64 { return &p.meta.reserved }},
+	{"metadata/bytes_readonly", func(p *btrfsSpace) *int64 { return &p.meta.readonly }},
+	{"metadata/bytes_may_use", func(p *btrfsSpace) *int64 { return &p.meta.promised }},
+	{"global_rsv_size", func(p *btrfsSpace) *int64 { return &p.reserve }},
+}
+
+// openCounters opens the files of counters.
+func (b *btrfs) openCounters() error {
+	for _, c := range counters {
+		fd, err := unix.Open(b.sysfs+"/allocation/"+c.file, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return fmt.Errorf("btrfs: %s: %w", c.file, err)
+		}
+		b.counters = append(b.counters, fd)
+	}
+	return nil
+}
+
+func (b *btrfs) closeCounters() {
+	for _, fd := range b.counters {
+		_ = unix.Close(fd)
+	}
+	b.counters = nil
 }
 
 // look reads the live counters: statfs knows nothing of what is written and not
 // yet on disk.
-func (b *btrfs) look() (btrfsSpace, error) {
+func (b *btrfs) look() (sample, error) {
 	dev := devInfo{id: 1}
 	if err := ioctl(b.fd, iocDevInfo, &dev); err != nil {
-		return btrfsSpace{}, fmt.Errorf("btrfs: device info: %w", err)
+		return sample{}, fmt.Errorf("btrfs: device info: %w", err)
 	}
 	p := btrfsSpace{size: int64(dev.total), unallocated: int64(dev.total - dev.used)}
-	var errs []error
-	for name, to := range map[string]*spaceInfo{"data": &p.data, "metadata": &p.meta} {
-		for file, n := range map[string]*int64{
-			"total_bytes": &to.total, "bytes_used": &to.used, "bytes_pinned": &to.pinned,
-			"bytes_reserved": &to.reserved, "bytes_readonly": &to.readonly, "bytes_may_use": &to.promised,
-		} {
-			var err error
-			*n, err = readNumber(filepath.Join(b.sysfs, "allocation", name, file))
-			errs = append(errs, err)
+	for i, c := range counters {
+		var err error
+		if *c.of(&p), err = readNumber(b.counters[i]); err != nil {
+			return sample{}, fmt.Errorf("btrfs: %s: %w", c.file, err)
 		}
 	}
-	var err error
-	p.reserve, err = readNumber(filepath.Join(b.sysfs, "allocation/global_rsv_size"))
-	return p, errors.Join(append(errs, err)...)
+	s := p.sample()
+	left, err := b.growable(p.size)
+	s.growable = max(0, left)
+	return s, err
 }
 
-func (b *btrfs) space() (Space, error) {
-	p, err := b.look()
-	return p.space(), err
-}
-
-func readNumber(path string) (int64, error) {
-	text, err := os.ReadFile(path)
+// readNumber reads the number that an open file of sysfs has now.
+func readNumber(fd int) (int64, error) {
+	var text [32]byte
+	n, err := unix.Pread(fd, text[:], 0)
 	if err != nil {
 		return 0, err
 	}
-	return strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
+	return strconv.ParseInt(strings.TrimSpace(string(text[:n])), 10, 64)
 }

@@ -46,8 +46,9 @@ type Options struct {
 	// Dir is where volumes will be: drivers differ by its file system. The
 	// nearest directory above it that exists is looked at.
 	Dir string
-	// Volumes is the directory of the volumes themselves, where there may be some.
-	Volumes string
+	// Volumes is the directory of the volumes themselves, where there may be some,
+	// and how the server is configured to share it.
+	Volumes disk.Options
 }
 
 // check answers one question. An error means no.
@@ -278,7 +279,7 @@ func disks(_ context.Context, o Options) (string, error) {
 
 // diskSpace tells how full the disk of all sandboxes is.
 func diskSpace(_ context.Context, o Options) (string, error) {
-	driver, space, err := disk.Inspect(o.Volumes)
+	driver, space, largest, err := disk.Inspect(o.Volumes)
 	if errors.Is(err, os.ErrPermission) {
 		return "", errors.New("only root can tell")
 	}
@@ -286,6 +287,9 @@ func diskSpace(_ context.Context, o Options) (string, error) {
 		return "no sandbox was made yet", err
 	}
 	detail := fmt.Sprintf("%s: size %s, used %s, allocated %s, free %s", driver, units.Bytes(space.Size), units.Bytes(space.Used), units.Bytes(space.Allocated), units.Bytes(space.Free))
+	if largest > 0 {
+		detail += ", limit of one sandbox at most " + units.Bytes(largest)
+	}
 	if space.Free < disk.Room(space.Size) {
 		return detail, errors.New("creates are refused")
 	}

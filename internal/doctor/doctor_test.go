@@ -50,18 +50,19 @@ func TestDiskSpace(t *testing.T) {
 	testutil.Require(t, testutil.Root)
 	dir := testutil.Dir(t)
 	testutil.Ledger(t, filepath.Base(dir))
-	if detail, err := diskSpace(t.Context(), Options{Volumes: filepath.Join(dir, "none")}); err != nil || detail != "no sandbox was made yet" {
+	if detail, err := diskSpace(t.Context(), Options{Volumes: disk.Options{Dir: filepath.Join(dir, "none")}}); err != nil || detail != "no sandbox was made yet" {
 		t.Errorf("without volumes: %q, %v", detail, err)
 	}
-	s, err := disk.Open(disk.Options{Dir: dir, Driver: "btrfs", ImageBytes: 512 << 20})
+	o := disk.Options{Dir: dir, Driver: "btrfs", ImageBytes: 512 << 20, MaxImageBytes: 512 << 20}
+	s, err := disk.Open(o)
 	if err != nil && dsec.CodeOf(err) == dsec.CodeUnsupported {
 		t.Skip(err)
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	detail, err := diskSpace(t.Context(), Options{Volumes: dir})
-	if err != nil || !strings.HasPrefix(detail, "btrfs: size 512 MiB, used ") {
+	detail, err := diskSpace(t.Context(), Options{Volumes: o})
+	if err != nil || !strings.HasPrefix(detail, "btrfs: size 512 MiB, used ") || !strings.Contains(detail, ", limit of one sandbox at most ") {
 		t.Errorf("%q, %v", detail, err)
 	}
 	if err := s.Destroy(t.Context()); err != nil {

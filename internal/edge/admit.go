@@ -17,6 +17,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/backend"
 	"github.com/opendsec/dsec/internal/layer"
 	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
 )
@@ -67,7 +68,7 @@ func (e *Edge) parseCreate(project string, item *dsecv1.CreateSandboxesItem) (*c
 		func() error { return checkLabels(req.Labels) },
 		func() error { return checkUser("user", req.User) },
 		func() error { return checkWorkdir("workdir", req.Workdir) },
-		func() (err error) { c.spec.Limits, err = e.limits(req.Limits); return err },
+		func() (err error) { c.spec.Limits, err = e.limits(c.offer, req.Limits); return err },
 		func() (err error) { c.spec.Env, err = environment("env", req.Env); return err },
 		func() (err error) {
 			c.idle, err = lifetime("idle_timeout", req.IdleTimeout, e.cfg.DefaultIdleTimeout)
@@ -126,12 +127,18 @@ func checkNetwork(rules map[string]bool) error {
 	return nil
 }
 
-// limits fills and checks limits.
-func (e *Edge) limits(req *dsecv1.Limits) (dsec.Limits, error) {
-	given := limitsOf(req)
-	l := fillLimits(given, e.cfg.DefaultLimits)
+// limits fills and checks limits. A disk that sandboxes share may have less for one
+// than the node's configuration.
+func (e *Edge) limits(o *offer, req *dsecv1.Limits) (dsec.Limits, error) {
+	given, def, highest := limitsOf(req), e.cfg.DefaultLimits, e.cfg.MaxLimits
+	if shared, ok := o.Backend.(backend.DiskSharer); ok {
+		if most, ok := shared.DiskMost(); ok {
+			def.DiskBytes, highest.DiskBytes = min(def.DiskBytes, most), min(highest.DiskBytes, most)
+		}
+	}
+	l := fillLimits(given, def)
 	for _, f := range limitFields {
-		got, most := *f.of(&l), *f.of(&e.cfg.MaxLimits)
+		got, most := *f.of(&l), *f.of(&highest)
 		if got < f.min || got > most {
 			return l, dsec.Invalid("limits."+f.name, "want %s to %s%s, got %s", f.text(f.min), f.text(most), f.unit, f.text(got))
 		}

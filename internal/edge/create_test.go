@@ -93,6 +93,29 @@ func TestRangeOfALimit(t *testing.T) {
 	}
 }
 
+// TestMostOfTheSharedDisk: a limit that the disk of all has no place for is refused,
+// and what the node gives by default is no more than that.
+func TestMostOfTheSharedDisk(t *testing.T) {
+	for most, want := range map[int64]int64{0: 4 << 30, 5 << 30: 4 << 30, 3 << 30: 3 << 30} {
+		n := newNode(t, func(_ *edge.Config, o *fake.Options) { o.DiskMost = most })
+		id := n.create(&dsecv1.CreateRequest{})
+		if got := n.get(id).Limits.DiskBytes; got != want {
+			t.Errorf("of %d: %d by default, want %d", most, got, want)
+		}
+		_, err := n.tryCreate(&dsecv1.CreateRequest{Limits: &dsecv1.Limits{DiskBytes: 6 << 30}})
+		if most == 0 {
+			if err != nil {
+				t.Error(err)
+			}
+			continue
+		}
+		e := wantError(t, err, dsec.CodeInvalid, "limits.disk_bytes")
+		if text := fmt.Sprintf("want 1048576 (1 MiB) to %d (%d GiB), got %d (6 GiB)", most, most>>30, int64(6<<30)); e.Message != text {
+			t.Errorf("%q, want %q", e.Message, text)
+		}
+	}
+}
+
 func TestHeaderAndOwnership(t *testing.T) {
 	n := newNode(t, nil)
 	id := n.create(&dsecv1.CreateRequest{})

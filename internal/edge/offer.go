@@ -80,14 +80,14 @@ func (e *Edge) Ready() error {
 }
 
 // starved is the error of a process that ended while the disk that all sandboxes
-// share was full. It may have failed for that, or have taken a failed write for
+// share was full, or had no more for this one. It may have failed for that, or have taken a failed write for
 // nothing: how it ended says nothing about it.
 func (e *Edge) starved(s *sandbox, process uint64, o *dsec.Outcome) error {
 	shared, ok := s.offer.Backend.(backend.DiskSharer)
-	if !ok || o == nil || !shared.DiskStarved(o.Started, o.Started.Add(o.Duration)) {
+	if !ok || o == nil || !shared.DiskStarved(s.id, o.Started, o.Started.Add(o.Duration)) {
 		return nil
 	}
-	return dsec.Errorf(dsec.CodeOutcomeUnknown, "process %d ended, and while it ran the node's disk was full: "+
+	return dsec.Errorf(dsec.CodeOutcomeUnknown, "process %d ended, and while it ran the node's disk was full, or this sandbox had all that it could have of it: "+
 		"how it ended must not be scored; run it again where there is room. Its output can be read by attaching to it", process)
 }
 
@@ -100,7 +100,7 @@ func (e *Edge) whoseDisk(s *sandbox, began time.Time, err error) error {
 	}
 	name, full := strings.CutSuffix(de.Message, chronusapi.DiskFull)
 	shared, ok := s.offer.Backend.(backend.DiskSharer)
-	if !full || !ok || !shared.DiskStarved(began, time.Now()) {
+	if !full || !ok || !shared.DiskStarved(s.id, began, time.Now()) {
 		return err
 	}
 	return &dsec.Error{Code: dsec.CodeUnavailable, Field: de.Field, Message: name + "the node's disk, which all its sandboxes share, is full", Err: err}

@@ -17,7 +17,7 @@
 //	group       its cgroups (internal/cgroup), found by the sandbox's ID
 //	process     PID 1, and with it every namespace and mount: none of them is
 //	            on the host, so nothing is unmounted
-//	volume      the writable layer (internal/disk), found by the sandbox's ID
+//	volume      the writable layer (internal/disk), found by the slot's claim
 //	layers      references to the shared mounts of its images
 //
 // Nothing here resolves a path in a tree that a sandbox has shaped: see

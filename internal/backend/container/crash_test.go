@@ -44,7 +44,7 @@ func victim() {
 	must(json.Unmarshal([]byte(os.Getenv(victimEnv)), &e))
 	must(os.Unsetenv(victimEnv)) // the launcher is the same binary
 	b, err := New(Config{
-		RunDir: e.RunDir, Disk: disk.Options{Dir: e.DiskDir, ImageBytes: e.ImageBytes}, Cgroup: e.Cgroup, Chronus: e.Chronus,
+		RunDir: e.RunDir, Disk: disk.Options{Dir: e.DiskDir, ImageBytes: e.ImageBytes, MaxImageBytes: e.ImageBytes}, Cgroup: e.Cgroup, Chronus: e.Chronus,
 		Launcher: []string{"/proc/self/exe"}, Warm: e.Warm,
 		Crash: func(step string) {
 			if step == e.Crash {
@@ -163,9 +163,6 @@ func TestKilledAtEveryStep(t *testing.T) {
 			}
 			t.Run(name, func(t *testing.T) {
 				h := newHost(t, nil)
-				if strings.HasPrefix(step, "adopt-") {
-					h.needSpares()
-				}
 				h.handOver(t)
 				req := h.request()
 				before := step
@@ -210,9 +207,6 @@ func TestRecover(t *testing.T) {
 
 func testRecover(t *testing.T, e errand) {
 	h := newHost(t, nil)
-	if e.Spare {
-		h.needSpares()
-	}
 	h.handOver(t)
 	e.Request = h.request()
 	req := e.Request
@@ -353,7 +347,6 @@ func TestWarmCreate(t *testing.T) {
 // an ID of its own, its own limits and nothing of another.
 func TestSpares(t *testing.T) {
 	h := newHost(t, func(c *Config) { c.Warm = 4 })
-	h.needSpares()
 	req := h.request()
 	check(t, makeSpare(h.b, req))
 	req.ID = dsec.NewSandboxID("aaaaa")
@@ -371,7 +364,7 @@ func TestSpares(t *testing.T) {
 	if o := s.sh("hostname; ls /tmp; echo x >/tmp/x"); o.out != "sandbox\n" || !i.Warm() {
 		t.Errorf("have %q, warm %v", o.out, i.Warm())
 	}
-	if id := h.b.slots.claimant(i.(*instance).sh.slot); id != req.ID {
+	if id := h.b.slots.claimed(i.(*instance).sh.slot).id; id != req.ID {
 		t.Errorf("the slot is %s's", id)
 	}
 	u, err := i.Usage(t.Context())
@@ -393,7 +386,6 @@ func TestSpares(t *testing.T) {
 // What nobody asks for any more is not held ready.
 func TestSparesCool(t *testing.T) {
 	h := newHost(t, func(c *Config) { c.Warm = 4 })
-	h.needSpares()
 	check(t, makeSpare(h.b, h.request()))
 	p := h.b.pool
 	p.mu.Lock()
@@ -408,13 +400,6 @@ func TestSparesCool(t *testing.T) {
 		}
 		return nil
 	})
-}
-
-func (h *host) needSpares() {
-	h.Helper()
-	if !h.b.disk.Renames() {
-		h.Skipf("no spares: volumes of the driver %s keep their names", h.b.disk.Driver())
-	}
 }
 
 func (h *host) awaitWarm(n int) {

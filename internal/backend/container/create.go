@@ -20,8 +20,8 @@ import (
 // CrashSteps are the names with which Config.Crash is called, each before its
 // step: those of a create, of a destroy and of a sweep.
 var CrashSteps = []string{
-	"slot", "listen", "group", "start", "command", "claim-slot", "claim-group", "volume", "compose", "setup", "adopt-volume", "adopt-group", "adopt-slot", "handle",
-	"kill", "remove-group", "remove-volume", "remove-slot",
+	"slot", "listen", "group", "start", "command", "volume", "claim-slot", "claim-group", "compose", "setup", "adopt-group", "adopt-slot", "handle",
+	"kill", "remove-group", "remove-claim", "remove-volume", "remove-slot",
 	"sweep-groups", "sweep-volumes", "sweep-slots",
 }
 
@@ -115,19 +115,19 @@ func (b *Backend) check(req backend.CreateRequest) error {
 // the launcher may still be at it.
 func (b *Backend) claim(ctx context.Context, i *instance, layers lower) (err error) {
 	sh := i.sh
+	volume, err := b.makeVolume(ctx, i)
+	if err != nil {
+		return err
+	}
+	defer b.composer.closer.later(volume)
 	b.crash("claim-slot")
-	if err := b.slots.claim(sh.slot, i.id); err != nil {
+	if err := b.slots.claim(sh.slot, claim{i.id, i.volume.Name()}); err != nil {
 		return err
 	}
 	b.crash("claim-group")
 	if err := sh.group.Claim(i.id, i.limits); err != nil {
 		return err
 	}
-	volume, err := b.makeVolume(ctx, i)
-	if err != nil {
-		return err
-	}
-	defer b.composer.closer.later(volume)
 	mounts, err := b.mountsOf(i)
 	defer func() {
 		for _, m := range mounts {
@@ -157,7 +157,7 @@ func (b *Backend) claim(ctx context.Context, i *instance, layers lower) (err err
 func (b *Backend) makeVolume(ctx context.Context, i *instance) (_ int, err error) {
 	base := i.sh.slot.base()
 	b.crash("volume")
-	if i.volume, err = b.disk.Create(ctx, i.id, disk.Request{
+	if i.volume, err = b.disk.Create(ctx, disk.Request{
 		Bytes: i.limits.DiskBytes, Inodes: i.limits.DiskInodes, UID: int(base), GID: int(base),
 	}); err != nil {
 		return -1, err

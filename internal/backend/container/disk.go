@@ -3,6 +3,7 @@ package container
 import (
 	"time"
 
+	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/backend"
 )
 
@@ -15,4 +16,21 @@ func (b *Backend) DiskSpace() (backend.DiskSpace, bool, error) {
 }
 
 // DiskStarved implements backend.DiskSharer.
-func (b *Backend) DiskStarved(from, until time.Time) bool { return b.disk.Starved(from, until) }
+func (b *Backend) DiskStarved(id dsec.SandboxID, from, until time.Time) bool {
+	b.mu.Lock()
+	i := b.live[id]
+	b.mu.Unlock()
+	if i == nil {
+		return b.disk.Starved(from, until)
+	}
+	i.mu.Lock()
+	volume := i.volume
+	i.mu.Unlock()
+	if volume == nil {
+		return b.disk.Starved(from, until)
+	}
+	return volume.Starved(from, until)
+}
+
+// DiskMost implements backend.DiskSharer.
+func (b *Backend) DiskMost() (int64, bool) { return b.disk.Most() }

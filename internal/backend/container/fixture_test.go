@@ -144,6 +144,9 @@ func sum(t testing.TB, path string) string {
 	return hex.EncodeToString(s[:])
 }
 
+// imageBytes is the size of the image of the volumes.
+const imageBytes = 512 << 20
+
 // host is a backend of a test, with an image.
 type host struct {
 	testing.TB
@@ -169,7 +172,7 @@ func newHost(t testing.TB, change func(*Config)) *host {
 		}
 	})
 	h := &host{TB: t, image: img, config: Config{
-		RunDir: run + "/run", Disk: disk.Options{Dir: run + "/disk", ImageBytes: 256 << 20}, Cgroup: name, Chronus: filepath.Join(dir, "chronus"),
+		RunDir: run + "/run", Disk: disk.Options{Dir: run + "/disk", ImageBytes: imageBytes, MaxImageBytes: imageBytes}, Cgroup: name, Chronus: filepath.Join(dir, "chronus"),
 		Launcher: []string{"/proc/self/exe"}, Debug: true, Logger: testutil.Logger(t),
 	}}
 	if change != nil {

@@ -5,6 +5,8 @@ import (
 	"os"
 	"strconv"
 	"strings"
+
+	"github.com/opendsec/dsec/internal/units"
 )
 
 // A seccomp program is compiled, and what comes of that is charged to nobody but
@@ -66,8 +68,8 @@ func (b *Backend) boundCode() {
 		list = append(list, holding{i, i.code()})
 	}
 	for _, h := range excess(list, bound/2) {
-		h.killHoard(fmt.Sprintf("seccomp programs took more than %d MiB of the %d MiB that the host's kernel has for the machine code of all, and of those that were left it had most: up to %d MiB",
-			bound>>20, codeShare*bound>>20, h.bytes>>20))
+		h.killHoard(fmt.Sprintf("seccomp programs took more than %s of the %s that the host's kernel has for the machine code of all, and of those that were left it had most: up to %s",
+			units.Bytes(bound), units.Bytes(codeShare*bound), units.Bytes(h.bytes)))
 	}
 }
 

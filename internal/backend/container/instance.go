@@ -200,6 +200,13 @@ func (i *instance) destroy(ctx context.Context) error {
 			return nil
 		}
 	}
+	// The claim first: what it names may be another's as soon as it is removed.
+	i.b.crash("remove-claim")
+	if i.sh != nil {
+		if err := i.b.slots.disclaim(i.sh.slot); err != nil {
+			return i.failed(err)
+		}
+	}
 	i.b.crash("remove-volume")
 	if i.volume != nil {
 		if err := i.volume.Remove(ctx); err != nil {

@@ -149,7 +149,7 @@ func (d *demand) hot() bool { return d.asked >= hotAfter }
 
 // split divides what is wanted between the kinds and shells, which serve any.
 func (p *pool) split(hot int) (perKind, shells int) {
-	if hot == 0 || !p.b.disk.Renames() {
+	if hot == 0 {
 		return 0, p.want
 	}
 	perKind = (p.want - p.want/4) / hot

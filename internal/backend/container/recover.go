@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -21,7 +22,8 @@ func (b *Backend) Recover(ctx context.Context, id dsec.SandboxID, raw backend.Ha
 	if h.Boot != b.boot {
 		return nil, dsec.Errorf(dsec.CodeLost, "the node was restarted while the sandbox ran")
 	}
-	if b.slots.claimant(h.Slot) != id {
+	claim := b.slots.claimed(h.Slot)
+	if claim.id != id {
 		return nil, dsec.Errorf(dsec.CodeLost, "the sandbox is gone")
 	}
 	proc, err := reopen(&h)
@@ -40,7 +42,7 @@ func (b *Backend) Recover(ctx context.Context, id dsec.SandboxID, raw backend.Ha
 	if i.sh.group, err = b.tree.Attach(h.Group, id, int(h.Slot.base()), h.Limits); err != nil {
 		return nil, err
 	}
-	if i.volume, err = b.disk.Recover(id); err != nil {
+	if i.volume, err = b.disk.Recover(claim.volume, h.Limits.DiskBytes); err != nil {
 		return nil, err
 	}
 	if err := b.add(id, i); err != nil {
@@ -92,28 +94,30 @@ func (b *Backend) Sweep(ctx context.Context, keep map[dsec.SandboxID]bool) error
 	if err := b.tree.Sweep(ctx, keep); err != nil {
 		return err
 	}
-	b.crash("sweep-volumes")
-	if err := b.disk.Sweep(ctx, keep); err != nil {
-		return err
-	}
-	b.crash("sweep-slots")
-	if err := b.sweepSlots(keep); err != nil {
-		return err
-	}
-	b.pool.start()
-	return nil
-}
-
-func (b *Backend) sweepSlots(keep map[dsec.SandboxID]bool) error {
 	all, err := b.slots.list()
 	if err != nil {
 		return err
 	}
+	volumes := map[string]bool{}
+	all = slices.DeleteFunc(all, func(n slot) bool {
+		claim := b.slots.claimed(n)
+		if keep[claim.id] {
+			volumes[claim.volume] = true
+		}
+		return keep[claim.id]
+	})
+	b.crash("sweep-volumes")
+	if err := b.disk.Sweep(ctx, volumes); err != nil {
+		return err
+	}
+	b.crash("sweep-slots")
 	var errs []error
 	for _, n := range all {
-		if id := b.slots.claimant(n); id == "" || !keep[id] {
-			errs = append(errs, b.slots.release(n))
-		}
+		errs = append(errs, b.slots.release(n))
 	}
-	return errors.Join(errs...)
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	b.pool.start()
+	return nil
 }

@@ -62,6 +62,37 @@ func TestFillDisk(t *testing.T) {
 	})
 }
 
+// A sandbox whose limit is more than the disk of all has is stopped while there is
+// room for others. What it ran then has no outcome; what they ran does, and new ones
+// are made.
+func TestDiskHog(t *testing.T) {
+	h := newHost(t, nil)
+	if h.b.disk.Driver() != "btrfs" {
+		t.Skipf("the driver %s holds nobody", h.b.disk.Driver())
+	}
+	begun := time.Now()
+	neighbour := h.create()
+	hog := h.createAs(func(r *backend.CreateRequest) { r.Spec.Limits.DiskBytes = 1 << 40 })
+	if o := hog.sh("dd if=/dev/zero of=/all bs=1M count=1000 2>&1"); o.Code == 0 || !strings.Contains(o.out, "Disk quota exceeded") {
+		t.Fatalf("%q, want it stopped", o.out)
+	}
+	next := h.create()
+	for name, s := range map[string]*sandbox{"the neighbour": neighbour, "a new one": next} {
+		if o := s.sh("dd if=/dev/zero of=/mine bs=1M count=4 2>&1"); o.Code != 0 {
+			t.Errorf("%s cannot write: %s", name, o.out)
+		}
+		if h.b.DiskStarved(s.id, begun, time.Now()) {
+			t.Errorf("%s has no outcome", name)
+		}
+	}
+	if !h.b.DiskStarved(hog.id, begun, time.Now()) {
+		t.Error("what was stopped has an outcome")
+	}
+	if o := hog.sh("rm /all && echo gone"); o.out != "gone\n" {
+		t.Errorf("it cannot remove its file: %q", o.out)
+	}
+}
+
 // diskFree is what is free where the volumes are.
 func (h *host) diskFree() int64 {
 	h.Helper()

@@ -24,9 +24,11 @@ import (
 // the last one removed. In it are
 //
 //	s   the socket of chronus
-//	id  a symlink whose target is the sandbox's ID, made at the claim in one step
+//	id  a symlink whose target is a claim, made in one step: the sandbox's ID, and
+//	    after a slash the name of its volume
 //
-// A slot without an id is a warm container of the edge that made it.
+// A slot without an id is a warm container of the edge that made it, or one whose
+// sandbox is being taken down. A volume that no claim names is nobody's.
 type slots struct {
 	path string // of the directory
 	dir  int
@@ -102,37 +104,58 @@ func (s *slots) release(n slot) error {
 	return nil
 }
 
+// claim tells whose a slot is.
+type claim struct {
+	id     dsec.SandboxID
+	volume string
+}
+
+func (c claim) String() string { return string(c.id) + "/" + c.volume }
+
 // claim writes whose slot it is.
-func (s *slots) claim(n slot, id dsec.SandboxID) error {
-	if err := unix.Symlinkat(string(id), s.dir, n.String()+"/id"); err != nil {
+func (s *slots) claim(n slot, c claim) error {
+	if err := unix.Symlinkat(c.String(), s.dir, n.String()+"/id"); err != nil {
 		return fmt.Errorf("slot %s: claim: %w", n, err)
 	}
 	return nil
 }
 
-// rename gives a claimed slot to another sandbox, in one step.
-func (s *slots) rename(n slot, id dsec.SandboxID) error {
-	err := unix.Symlinkat(string(id), s.dir, n.String()+newID)
-	if err == nil {
-		err = unix.Renameat(s.dir, n.String()+newID, s.dir, n.String()+"/id")
-	}
-	if err != nil {
-		return fmt.Errorf("slot %s: rename: %w", n, err)
+// disclaim takes a claim back. It succeeds where there is none.
+func (s *slots) disclaim(n slot) error {
+	if err := unix.Unlinkat(s.dir, n.String()+"/id", 0); err != nil && err != unix.ENOENT {
+		return fmt.Errorf("slot %s: %w", n, err)
 	}
 	return nil
 }
 
-// newID is what a crash may leave of a rename.
+// reclaim gives a claimed slot, and the volume with it, to another sandbox, in one step.
+func (s *slots) reclaim(n slot, c claim) error {
+	err := unix.Symlinkat(c.String(), s.dir, n.String()+newID)
+	if err == nil {
+		err = unix.Renameat(s.dir, n.String()+newID, s.dir, n.String()+"/id")
+	}
+	if err != nil {
+		return fmt.Errorf("slot %s: reclaim: %w", n, err)
+	}
+	return nil
+}
+
+// newID is what a crash may leave of a reclaim.
 const newID = "/id.new"
 
-// claimant returns whose slot it is; empty if nobody's.
-func (s *slots) claimant(n slot) dsec.SandboxID {
-	b := make([]byte, 64)
+// claimed returns whose slot it is; empty if nobody's. An edge that knew no other
+// names for volumes gave them the sandbox's ID.
+func (s *slots) claimed(n slot) claim {
+	b := make([]byte, 128)
 	l, err := unix.Readlinkat(s.dir, n.String()+"/id", b)
 	if err != nil {
-		return ""
+		return claim{}
 	}
-	return dsec.SandboxID(b[:l])
+	id, volume, named := strings.Cut(string(b[:l]), "/")
+	if !named {
+		volume = id
+	}
+	return claim{dsec.SandboxID(id), volume}
 }
 
 // list returns every slot that is taken.

@@ -28,14 +28,13 @@ func kindOf(req backend.CreateRequest) kind {
 // adopt gives a spare its ID.
 func (b *Backend) adopt(i *instance, id dsec.SandboxID) error {
 	i.id = id
-	b.crash("adopt-volume")
-	if err := i.volume.Rename(id); err != nil {
-		return err
+	if err := b.disk.Admit(); err != nil {
+		return err // a sandbox made ahead is a new one all the same
 	}
 	b.crash("adopt-group")
 	if err := i.sh.group.Rename(id); err != nil {
 		return err
 	}
 	b.crash("adopt-slot")
-	return b.slots.rename(i.sh.slot, id)
+	return b.slots.reclaim(i.sh.slot, claim{id, i.volume.Name()})
 }

@@ -42,8 +42,9 @@ type Options struct {
 	OnProbe   func() error
 
 	// DiskStarved, where set, is what the backend says of the disk that its
-	// instances share.
+	// instances share, and DiskMost, where positive, the most of it for one.
 	DiskStarved func(from, until time.Time) bool
+	DiskMost    int64
 }
 
 // World holds the instances of one host.
@@ -108,9 +109,12 @@ var _ backend.DiskSharer = (*Backend)(nil)
 func (b *Backend) DiskSpace() (space backend.DiskSpace, ok bool, err error) { return }
 
 // DiskStarved implements backend.DiskSharer.
-func (b *Backend) DiskStarved(from, until time.Time) bool {
+func (b *Backend) DiskStarved(_ dsec.SandboxID, from, until time.Time) bool {
 	return b.opts.DiskStarved != nil && b.opts.DiskStarved(from, until)
 }
+
+// DiskMost implements backend.DiskSharer.
+func (b *Backend) DiskMost() (int64, bool) { return b.opts.DiskMost, b.opts.DiskMost > 0 }
 
 // Probe implements backend.Backend.
 func (b *Backend) Probe(context.Context) (backend.Info, error) {
