@@ -53,10 +53,15 @@ static _Noreturn void fail(const struct plan *p, const char *call) {
 	tell(p, TOLD_ERROR, &e);
 }
 
+// ENOTSUPP_ is what the kernel says where it has no room for machine code.
+#define ENOTSUPP_ 524
+
 // fail_filter is for a seccomp program that the kernel has no room for, which is
 // the host's matter.
 static _Noreturn void fail_filter(const struct plan *p) {
 	struct err e;
+	if (errno != ENOMEM && errno != ENOTSUPP_)
+		fail(p, "seccomp");
 	err_set(&e, UNAVAILABLE, "", "command not started: the kernel takes no seccomp program now: %s", errno_text(errno));
 	tell(p, TOLD_ERROR, &e);
 }

@@ -197,8 +197,12 @@ static void flush(struct conn *c) {
 			}
 			return;
 		}
-		if (n < 0 && (errno == EPIPE || errno == ECONNRESET))
-			break; // the client is gone; its last word may still be there to be read, see on_ready
+		if (n < 0 && (errno == EPIPE || errno == ECONNRESET)) {
+			// The client is gone. Its last word may still be there to be read: the
+			// event that tells of its end closes the connection, see on_ready.
+			c->blocked = true;
+			break;
+		}
 		if (n < 0) {
 			conn_close(c);
 			return;

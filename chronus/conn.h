@@ -108,7 +108,8 @@ struct conn {
 void conn_listen(int fd, bool outside);
 struct conn *conn_new(int fd);
 
-// conn_put adds a message to what is sent when the loop's round ends.
+// conn_put adds a message to what is sent when the loop's round ends, or later
+// where it is held.
 void conn_put(struct conn *c, uint8_t type, const void *p, size_t n);
 // conn_hold has what was put wait for what follows it, for at most ns.
 void conn_hold(struct conn *c, uint64_t ns);

@@ -32,6 +32,7 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
+	"golang.org/x/sync/singleflight"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/h1"
@@ -67,6 +68,7 @@ type Client struct {
 	attempts int
 	name     string                                // random: what it names begins with it
 	tags     atomic.Uint64                         // given so far
+	lists    singleflight.Group                    // of processes, by sandbox
 	idle     []interface{ CloseIdleConnections() } // none where the caller brought a transport
 
 	sandbox dsecv1connect.SandboxServiceClient

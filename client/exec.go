@@ -19,6 +19,9 @@ import (
 // commands end before, and cost nothing more.
 const numberAfter = 250 * time.Millisecond
 
+// listTimeout bounds a call that many may wait for.
+const listTimeout = 10 * time.Second
+
 // numberTries bounds how often a server is asked that may not know.
 const numberTries = 10
 
@@ -69,10 +72,8 @@ func (c *Client) tag() string { return c.name + strconv.FormatUint(c.tags.Add(1)
 // runs; it is 0 where ctx ends before the answer.
 func (c *Cmd) number(ctx context.Context, tag string) uint64 {
 	for attempt := 1; attempt <= numberTries; attempt++ {
-		// Not call, which would wait for a server that refuses it.
-		res, err := c.sandbox.c.process.ListProcesses(ctx, connect.NewRequest(&dsecv1.ListProcessesRequest{SandboxId: string(c.sandbox.id)}))
+		list, err := c.sandbox.listShared(ctx)
 		if err == nil {
-			list := res.Msg.Processes
 			if i := slices.IndexFunc(list, func(p *dsecv1.Process) bool { return p.Tag == tag }); i >= 0 {
 				return list[i].ProcessId
 			}
@@ -82,6 +83,28 @@ func (c *Cmd) number(ctx context.Context, tag string) uint64 {
 		}
 	}
 	return 0
+}
+
+// listShared lists the sandbox's processes, in one call for all that ask while it
+// is made: a thousand commands at once ask together.
+func (s *Sandbox) listShared(ctx context.Context) ([]*dsecv1.Process, error) {
+	ch := s.c.lists.DoChan(string(s.id), func() (any, error) {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), listTimeout)
+		defer cancel()
+		// Not call, which would wait for a server that refuses it.
+		res, err := s.c.process.ListProcesses(ctx, connect.NewRequest(&dsecv1.ListProcessesRequest{SandboxId: string(s.id)}))
+		if err != nil {
+			return nil, err
+		}
+		return res.Msg.Processes, nil
+	})
+	select {
+	case r := <-ch:
+		list, _ := r.Val.([]*dsecv1.Process)
+		return list, r.Err
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
 }
 
 // execBroke goes on with a command whose Exec call ended in err, if it may run and

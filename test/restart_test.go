@@ -116,7 +116,7 @@ func TestOutputGoesOnOverARestart(t *testing.T) {
 	sb, err := cl.CreateSandbox(t.Context(), client.SandboxOptions{Layers: []string{"base"}})
 	check(t, err)
 	for how, leave := range restarts {
-		listed := &listened{path: dsecv1connect.ProcessServiceListProcessesProcedure, done: make(chan struct{})}
+		listed := &listened{path: dsecv1connect.ProcessServiceListProcessesProcedure, text: "echo ran", done: make(chan struct{})}
 		seen, err := client.New(client.Options{URL: c.url, KeyFile: c.keyFile, Transport: listed})
 		check(t, err)
 		t.Cleanup(seen.Close)
@@ -143,31 +143,41 @@ func TestOutputGoesOnOverARestart(t *testing.T) {
 	}
 }
 
-// listened tells when the first answer to calls of one path was read.
+// listened tells when an answer to calls of one path was read that has a text in it.
 type listened struct {
-	path string
-	once sync.Once
-	done chan struct{}
+	path, text string
+	once       sync.Once
+	done       chan struct{}
 }
 
 // RoundTrip implements http.RoundTripper.
 func (l *listened) RoundTrip(req *http.Request) (*http.Response, error) {
 	res, err := http.DefaultTransport.RoundTrip(req)
 	if err == nil && req.URL.Path == l.path {
-		res.Body = &readBody{res.Body, l}
+		res.Body = &readBody{ReadCloser: res.Body, l: l}
 	}
 	return res, err
 }
 
 type readBody struct {
 	io.ReadCloser
-	l *listened
+	l    *listened
+	read bytes.Buffer
+}
+
+// Read implements io.Reader.
+func (b *readBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	b.read.Write(p[:n])
+	return n, err
 }
 
 // Close implements io.Closer.
 func (b *readBody) Close() error {
 	err := b.ReadCloser.Close()
-	b.l.once.Do(func() { close(b.l.done) })
+	if strings.Contains(b.read.String(), b.l.text) {
+		b.l.once.Do(func() { close(b.l.done) })
+	}
 	return err
 }
 

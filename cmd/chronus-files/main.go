@@ -1,14 +1,13 @@
 //go:build linux
 
-// Chronus-files serves the calls for files of one sandbox. Chronus, the
-// sandbox's PID 1, starts it when the first such call comes, as root of the
-// sandbox, in its root, with an empty environment but for the settings of Go's
-// runtime. Descriptor 3 is a socket through which chronus hands over the
+// Chronus-files serves the calls for files of one sandbox. The node's launcher
+// starts it when the first such call comes, as root of the sandbox, in its root
+// and beside its PID namespace, with an empty environment but for the settings of
+// Go's runtime. Descriptor 3 is a socket through which the edge hands over the
 // connections of such calls. It ends when there were none for a while.
 //
-// Every path that it opens may have been made by an agent, which may also kill
-// or stop it; it cannot read its memory, for the file of this program cannot be
-// read by anybody in the sandbox.
+// Every path that it opens may have been made by an agent. No process of the
+// sandbox has a number for it, to signal, stop or trace it.
 package main
 
 import (

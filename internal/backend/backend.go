@@ -23,7 +23,7 @@
 //
 // What a crash between Create's first effect and the journaled handle left
 // behind is found by ID: every object that a backend makes leads to the
-// sandbox's ID by itself, and Sweep removes those of IDs not in the list.
+// sandbox's ID by itself or by another that does, and Sweep removes those of IDs not in the list.
 package backend
 
 import (

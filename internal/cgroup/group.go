@@ -252,14 +252,14 @@ func (g *Group) OpenFiles() ([]int, error) {
 	return fds, nil
 }
 
-// FilesOOMKills is how many processes were killed for want of memory where that
-// process is: on v1 with those of the first command.
+// FilesOOMKills is how many processes were killed where that process is because
+// the sandbox had used up its memory: with those of the first command. It is 0 on
+// v2, where the process has memory of the platform's, and not the sandbox's.
 func (g *Group) FilesOOMKills() (int64, error) {
-	at, file := g.tree.v2, "/init/memory.events"
-	if !g.tree.layout.Unified {
-		at, file = g.tree.v1["memory"], "/memory.oom_control"
+	if g.tree.layout.Unified {
+		return 0, nil
 	}
-	n, err := readKey(at, g.name+file, "oom_kill")
+	n, err := readKey(g.tree.v1["memory"], g.name+"/memory.oom_control", "oom_kill")
 	return n, gone(err)
 }
 

@@ -1,6 +1,7 @@
 package confine
 
 import (
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -79,6 +80,9 @@ func masksOf(fsys fs.FS, dir string, keep func(name string) bool) ([]Mask, error
 			continue
 		}
 		sealed, err := sealed(e)
+		if errors.Is(err, fs.ErrNotExist) { // of a module that went meanwhile
+			continue
+		}
 		if err != nil {
 			return nil, err
 		}

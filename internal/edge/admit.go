@@ -43,6 +43,7 @@ type create struct {
 	requestID  string
 	digest     []byte
 	offer      *offer
+	diskGiven  bool // limits.disk_bytes was in the request
 }
 
 // parseCreate checks everything about a request that does not depend on what
@@ -68,7 +69,12 @@ func (e *Edge) parseCreate(project string, item *dsecv1.CreateSandboxesItem) (*c
 		func() error { return checkLabels(req.Labels) },
 		func() error { return checkUser("user", req.User) },
 		func() error { return checkWorkdir("workdir", req.Workdir) },
-		func() (err error) { c.spec.Limits, err = e.limits(c.offer, req.Limits); return err },
+		func() (err error) {
+			given := limitsOf(req.Limits)
+			c.diskGiven = given.DiskBytes != 0
+			c.spec.Limits, err = e.limits(given)
+			return err
+		},
 		func() (err error) { c.spec.Env, err = environment("env", req.Env); return err },
 		func() (err error) {
 			c.idle, err = lifetime("idle_timeout", req.IdleTimeout, e.cfg.DefaultIdleTimeout)
@@ -127,23 +133,32 @@ func checkNetwork(rules map[string]bool) error {
 	return nil
 }
 
-// limits fills and checks limits. A disk that sandboxes share may have less for one
-// than the node's configuration.
-func (e *Edge) limits(o *offer, req *dsecv1.Limits) (dsec.Limits, error) {
-	given, def, highest := limitsOf(req), e.cfg.DefaultLimits, e.cfg.MaxLimits
-	if shared, ok := o.Backend.(backend.DiskSharer); ok {
-		if most, ok := shared.DiskMost(); ok {
-			def.DiskBytes, highest.DiskBytes = min(def.DiskBytes, most), min(highest.DiskBytes, most)
-		}
-	}
-	l := fillLimits(given, def)
+// limits fills and checks limits.
+func (e *Edge) limits(given dsec.Limits) (dsec.Limits, error) {
+	l := fillLimits(given, e.cfg.DefaultLimits)
 	for _, f := range limitFields {
-		got, most := *f.of(&l), *f.of(&highest)
-		if got < f.min || got > most {
-			return l, dsec.Invalid("limits."+f.name, "want %s to %s%s, got %s", f.text(f.min), f.text(most), f.unit, f.text(got))
+		if err := f.check(*f.of(&l), *f.of(&e.cfg.MaxLimits)); err != nil {
+			return l, err
 		}
 	}
 	return l, nil
+}
+
+// fitDisk keeps a new sandbox to what a disk that sandboxes share can give to one
+// of them now, which may be less than the node's configuration.
+func (c *create) fitDisk() error {
+	shared, ok := c.offer.Backend.(backend.DiskSharer)
+	if !ok {
+		return nil
+	}
+	most, ok := shared.DiskMost()
+	if !ok {
+		return nil
+	}
+	if !c.diskGiven {
+		c.spec.Limits.DiskBytes = min(c.spec.Limits.DiskBytes, most)
+	}
+	return diskBytes.check(c.spec.Limits.DiskBytes, most)
 }
 
 // environment turns a map into KEY=VALUE, sorted.

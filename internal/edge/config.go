@@ -136,18 +136,30 @@ func (c Config) validate() error {
 
 // limitFields lists the fields of Limits, with the least that a sandbox can
 // start with and how a value is written for people: unit stands once behind a range.
-var limitFields = []struct {
+var limitFields = []limitField{
+	{"milli_cpu", 10, cpus, "", func(l *dsec.Limits) *int64 { return &l.MilliCPU }},
+	{"memory_bytes", 8 << 20, size, "", func(l *dsec.Limits) *int64 { return &l.MemoryBytes }},
+	diskBytes,
+	{"disk_inodes", 64, count, " files", func(l *dsec.Limits) *int64 { return &l.DiskInodes }},
+	{"pids", 8, count, " processes and threads", func(l *dsec.Limits) *int64 { return &l.Pids }},
+}
+
+type limitField struct {
 	name string
 	min  int64
 	text func(int64) string
 	unit string
 	of   func(*dsec.Limits) *int64
-}{
-	{"milli_cpu", 10, cpus, "", func(l *dsec.Limits) *int64 { return &l.MilliCPU }},
-	{"memory_bytes", 8 << 20, size, "", func(l *dsec.Limits) *int64 { return &l.MemoryBytes }},
-	{"disk_bytes", 1 << 20, size, "", func(l *dsec.Limits) *int64 { return &l.DiskBytes }},
-	{"disk_inodes", 64, count, " files", func(l *dsec.Limits) *int64 { return &l.DiskInodes }},
-	{"pids", 8, count, " processes and threads", func(l *dsec.Limits) *int64 { return &l.Pids }},
+}
+
+var diskBytes = limitField{"disk_bytes", 1 << 20, size, "", func(l *dsec.Limits) *int64 { return &l.DiskBytes }}
+
+// check tells what a value should be that is too small, or more than the most.
+func (f *limitField) check(got, most int64) error {
+	if got >= f.min && got <= most {
+		return nil
+	}
+	return dsec.Invalid("limits."+f.name, "want %s to %s%s, got %s", f.text(f.min), f.text(most), f.unit, f.text(got))
 }
 
 func count(n int64) string { return strconv.FormatInt(n, 10) }

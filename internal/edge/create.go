@@ -1,6 +1,7 @@
 package edge
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"time"
@@ -52,7 +53,7 @@ func (e *Edge) createNew(ctx context.Context, c *create) (*sandbox, error) {
 // request id. Nothing is made or held yet.
 func (e *Edge) claim(c *create) (s *sandbox, mine bool, err error) {
 	key := requestKey{c.project, c.requestID}
-	roomErr := e.room()
+	roomErr := cmp.Or(c.fitDisk(), e.room())
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if c.requestID != "" {

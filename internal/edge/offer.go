@@ -80,8 +80,8 @@ func (e *Edge) Ready() error {
 }
 
 // starved is the error of a process that ended while the disk that all sandboxes
-// share was full, or had no more for this one. It may have failed for that, or have taken a failed write for
-// nothing: how it ended says nothing about it.
+// share was full, or had no more for this one. It may have failed for that, or
+// have taken a failed write for nothing: how it ended says nothing about it.
 func (e *Edge) starved(s *sandbox, process uint64, o *dsec.Outcome) error {
 	shared, ok := s.offer.Backend.(backend.DiskSharer)
 	if !ok || o == nil || !shared.DiskStarved(s.id, o.Started, o.Started.Add(o.Duration)) {
@@ -109,10 +109,14 @@ func (e *Edge) whoseDisk(s *sandbox, began time.Time, err error) error {
 // ended counts a command that ended, and is the error of one whose end says nothing.
 func (c *call) ended(process uint64, o *dsec.Outcome) error {
 	c.e.metrics.command(*o)
-	if c.e.starved(c.s, process, o) != nil {
+	if c.s.wasCutOff(process) {
+		return errCutOff(process)
+	}
+	err := c.e.starved(c.s, process, o)
+	if err != nil {
 		c.e.metrics.starved.Inc()
 	}
-	return c.e.noOutcome(c.s, process, o)
+	return err
 }
 
 // noOutcome is the error of a process that ended and whose end says nothing.

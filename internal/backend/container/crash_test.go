@@ -364,8 +364,8 @@ func TestSpares(t *testing.T) {
 	if o := s.sh("hostname; ls /tmp; echo x >/tmp/x"); o.out != "sandbox\n" || !i.Warm() {
 		t.Errorf("have %q, warm %v", o.out, i.Warm())
 	}
-	if id := h.b.slots.claimed(i.(*instance).sh.slot).id; id != req.ID {
-		t.Errorf("the slot is %s's", id)
+	if c, err := h.b.slots.claimed(i.(*instance).sh.slot); err != nil || c.id != req.ID {
+		t.Errorf("the slot is of %+v, %v", c, err)
 	}
 	u, err := i.Usage(t.Context())
 	if err != nil || u.MemoryLimit != req.Spec.Limits.MemoryBytes || u.DiskLimit != req.Spec.Limits.DiskBytes {

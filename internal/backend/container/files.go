@@ -21,15 +21,17 @@ var _ backend.FileServer = (*instance)(nil)
 // one: it is started when a connection is asked for, and ends when it had none for a while, or this
 // process ends.
 type filesServer struct {
-	mu      sync.Mutex
-	run     *filesRun // the last one; nil: there was none
-	closed  bool      // none is started any more
-	starved time.Time // when one was last killed for want of memory
+	mu       sync.Mutex
+	run      *filesRun     // the last one; nil: there was none
+	starting chan struct{} // closed when the start under way is over; nil: there is none
+	closed   bool          // none is started any more
+	starved  time.Time     // when one was last killed for want of memory
 }
 
 // filesRun is one such process.
 type filesRun struct {
 	control *net.UnixConn
+	handing sync.Mutex // of control: one connection is handed over at a time
 	proc    *process
 	killed  int64         // of its group for want of memory, when it started
 	over    chan struct{} // closed when it has ended and that is noted
@@ -52,8 +54,11 @@ func (i *instance) DialFiles(ctx context.Context) (net.Conn, error) {
 		if run, err = i.filesRun(ctx); err != nil {
 			break
 		}
-		if err = run.hand(ctx, theirs); err == nil {
+		if err = run.hand(theirs); err == nil {
 			return ours, nil
+		}
+		if !errors.Is(err, unix.EPIPE) && !errors.Is(err, unix.ECONNRESET) && !errors.Is(err, net.ErrClosed) {
+			break
 		}
 		i.files.forget(run)
 	}
@@ -82,10 +87,15 @@ func socketPair() (ours net.Conn, theirs int, err error) {
 	return ours, sp[1], nil
 }
 
+// handTimeout is how long the process may take to have room for one more
+// connection. It is nobody's context: the socket is that of all callers.
+const handTimeout = 5 * time.Second
+
 // hand hands a connection over.
-func (r *filesRun) hand(ctx context.Context, fd int) error {
-	deadline, _ := ctx.Deadline()
-	if err := r.control.SetWriteDeadline(deadline); err != nil {
+func (r *filesRun) hand(fd int) error {
+	r.handing.Lock()
+	defer r.handing.Unlock()
+	if err := r.control.SetWriteDeadline(time.Now().Add(handTimeout)); err != nil {
 		return err
 	}
 	_, _, err := r.control.WriteMsgUnix([]byte{0}, unix.UnixRights(fd), nil)
@@ -101,35 +111,70 @@ func (s *filesServer) forget(r *filesRun) {
 	r.ended = true
 }
 
-// filesRun returns the process, which it starts where there is none.
+// filesRun returns the process, which it starts where there is none. Who comes
+// while it is started waits for that, as long as his context lasts.
 func (i *instance) filesRun(ctx context.Context) (*filesRun, error) {
 	s := &i.files
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.closed {
-		return nil, dsec.Errorf(dsec.CodeLost, "the sandbox is gone")
-	}
-	if s.run != nil && !s.run.ended {
+	for {
+		run, starting, err := s.current()
+		if run != nil || err != nil {
+			return run, err
+		}
+		if starting == nil {
+			break
+		}
 		select {
-		case <-s.run.proc.done:
-		default:
-			return s.run, nil
+		case <-starting:
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
 		}
 	}
 	run, err := i.startFiles(ctx)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	close(s.starting)
+	s.starting = nil
 	if err != nil {
 		return nil, err
 	}
 	s.run = run
 	run.proc.onEnd(func() { i.filesEnded(run) })
+	if s.closed {
+		_ = run.control.Close() // which ends it
+		return nil, errGone
+	}
 	return run, nil
+}
+
+var errGone = dsec.Errorf(dsec.CodeLost, "the sandbox is gone")
+
+// current returns the process, or what is closed when the start under way is
+// over; neither where the caller is to start one.
+func (s *filesServer) current() (*filesRun, <-chan struct{}, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return nil, nil, errGone
+	}
+	if s.run != nil && !s.run.ended {
+		select {
+		case <-s.run.proc.done:
+		default:
+			return s.run, nil, nil
+		}
+	}
+	if s.starting != nil {
+		return nil, s.starting, nil
+	}
+	s.starting = make(chan struct{})
+	return nil, nil, nil
 }
 
 // startFiles has a process started.
 func (i *instance) startFiles(ctx context.Context) (_ *filesRun, err error) {
 	sh := i.shell()
 	if sh == nil {
-		return nil, dsec.Errorf(dsec.CodeLost, "the sandbox is gone")
+		return nil, errGone
 	}
 	ctx, cancel := stepContext(ctx)
 	defer cancel()
@@ -183,8 +228,9 @@ func (i *instance) startFiles(ctx context.Context) (_ *filesRun, err error) {
 func (i *instance) filesEnded(r *filesRun) {
 	defer close(r.over)
 	_ = r.control.Close()
+	status, known := r.proc.status()
 	r.proc.close()
-	if sh := i.shell(); sh != nil {
+	if sh := i.shell(); sh != nil && (!known || status.Signal() == unix.SIGKILL) {
 		if n, err := sh.group.FilesOOMKills(); err == nil && n > r.killed {
 			i.files.mu.Lock()
 			i.files.starved = time.Now()

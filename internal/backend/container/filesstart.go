@@ -16,13 +16,18 @@ import (
 // maxJoins is how many tasks files there are to join: of memory and CPU time.
 const maxJoins = 2
 
+var _ [lowFDs - fdJoin - maxJoins]struct{} // the low descriptors hold them all
+
+// fdJoin is JOIN_FD of chronus/files.c.
+const fdJoin = 7
+
 // filesParts is what every chronus-files is started with.
 type filesParts struct {
 	program int // of chronus-files, O_PATH
 	filter  int // a file with the seccomp program
 }
 
-// openFilesParts opens them; dir is the platform.
+// openFilesParts opens them in the directory of the platform.
 func openFilesParts(platform int) (p filesParts, err error) {
 	p.program, err = unix.Openat(platform, "chronus-files", unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {

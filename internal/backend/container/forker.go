@@ -46,7 +46,7 @@ func (f *forker) serve() error {
 		if err != nil {
 			return err
 		}
-		if req.Files && len(fds) >= 3 {
+		if req.Files && len(fds) >= 3 && len(fds) <= maxRights {
 			f.startFiles(req.ID, fds)
 			closeAll(fds)
 			continue

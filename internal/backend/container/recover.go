@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -22,7 +21,10 @@ func (b *Backend) Recover(ctx context.Context, id dsec.SandboxID, raw backend.Ha
 	if h.Boot != b.boot {
 		return nil, dsec.Errorf(dsec.CodeLost, "the node was restarted while the sandbox ran")
 	}
-	claim := b.slots.claimed(h.Slot)
+	claim, err := b.slots.claimed(h.Slot)
+	if err != nil {
+		return nil, err
+	}
 	if claim.id != id {
 		return nil, dsec.Errorf(dsec.CodeLost, "the sandbox is gone")
 	}
@@ -99,20 +101,25 @@ func (b *Backend) Sweep(ctx context.Context, keep map[dsec.SandboxID]bool) error
 		return err
 	}
 	volumes := map[string]bool{}
-	all = slices.DeleteFunc(all, func(n slot) bool {
-		claim := b.slots.claimed(n)
+	var free []slot
+	for _, n := range all {
+		claim, err := b.slots.claimed(n)
+		if err != nil {
+			return err
+		}
 		if keep[claim.id] {
 			volumes[claim.volume] = true
+		} else {
+			free = append(free, n)
 		}
-		return keep[claim.id]
-	})
+	}
 	b.crash("sweep-volumes")
 	if err := b.disk.Sweep(ctx, volumes); err != nil {
 		return err
 	}
 	b.crash("sweep-slots")
 	var errs []error
-	for _, n := range all {
+	for _, n := range free {
 		errs = append(errs, b.slots.release(n))
 	}
 	if err := errors.Join(errs...); err != nil {

@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -145,17 +146,20 @@ const newID = "/id.new"
 
 // claimed returns whose slot it is; empty if nobody's. An edge that knew no other
 // names for volumes gave them the sandbox's ID.
-func (s *slots) claimed(n slot) claim {
+func (s *slots) claimed(n slot) (claim, error) {
 	b := make([]byte, 128)
 	l, err := unix.Readlinkat(s.dir, n.String()+"/id", b)
-	if err != nil {
-		return claim{}
+	if err == unix.ENOENT {
+		return claim{}, nil
+	}
+	if err != nil { // not nobody's: what it has would be taken away
+		return claim{}, fmt.Errorf("slot %s: claim: %w", n, err)
 	}
 	id, volume, named := strings.Cut(string(b[:l]), "/")
 	if !named {
 		volume = id
 	}
-	return claim{dsec.SandboxID(id), volume}
+	return claim{dsec.SandboxID(id), volume}, nil
 }
 
 // list returns every slot that is taken.
@@ -201,10 +205,23 @@ func (s *slots) listen(n slot) (int, error) {
 	return fd, nil
 }
 
+// maxDialWait is between two looks at whether chronus's socket has room.
+const maxDialWait = 50 * time.Millisecond
+
 // dial connects to chronus.
 func (s *slots) dial(ctx context.Context, n slot) (net.Conn, error) {
 	var d net.Dialer
 	c, err := d.DialContext(ctx, "unix", s.socket(n))
+	// As many wait as the socket has room for, and nothing tells when chronus has
+	// taken one. Who comes to kill a command must not go away for that.
+	for wait := time.Millisecond; errors.Is(err, unix.EAGAIN); wait = min(2*wait, maxDialWait) {
+		select {
+		case <-time.After(wait):
+			c, err = d.DialContext(ctx, "unix", s.socket(n))
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
 	if err != nil {
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
