@@ -299,7 +299,9 @@ func TestHogFillsNoDisk(t *testing.T) {
 	if e, ok := errors.AsType[*dsec.Error](err); !ok || e.Code != dsec.CodeInvalid || e.Field != "limits.disk_bytes" || !strings.Contains(e.Message, "(768 MiB), got 1073741824 (1 GiB)") {
 		t.Errorf("a limit of all of the disk: %v", err)
 	}
-	hog, err := cl.CreateSandbox(t.Context(), client.SandboxOptions{Layers: []string{"base"}}) // as much as one can have
+	// As much of the disk as one can have, and so little CPU time that on a small
+	// disk and a busy machine too it writes no faster than it is looked at.
+	hog, err := cl.CreateSandbox(t.Context(), client.SandboxOptions{Layers: []string{"base"}, Limits: dsec.Limits{MilliCPU: 100}})
 	check(t, err)
 	other, err := cl.CreateSandbox(t.Context(), client.SandboxOptions{Layers: []string{"base"}})
 	check(t, err)

@@ -177,12 +177,13 @@ type call struct {
 }
 
 // begin sends a request. A request that could not be written whole was not
-// accepted, so on a connection that had been idle it is sent once more.
+// accepted, so on a connection that had been idle it is sent once more; one for
+// files also on a new one, whose server may have been ending.
 func (c *Client) begin(ctx context.Context, typ uint8, payload []byte, lost dsec.Code) (*call, error) {
 	if len(payload) > maxMessage {
 		return nil, dsec.Invalid("command", "want at most %d bytes in all", maxMessage)
 	}
-	for first := true; ; first = false {
+	for n := 1; ; n++ {
 		cn, reused, err := c.take(ctx, typ)
 		if err != nil {
 			return nil, err
@@ -197,7 +198,7 @@ func (c *Client) begin(ctx context.Context, typ uint8, payload []byte, lost dsec
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
 		}
-		if !reused || !first {
+		if n == readTries || !isFileCall(typ) && (!reused || n > 1) {
 			return nil, &dsec.Error{Code: dsec.CodeUnavailable, Message: "chronus closed the connection", Err: err}
 		}
 	}

@@ -72,7 +72,9 @@ func TestDiskHog(t *testing.T) {
 	}
 	begun := time.Now()
 	neighbour := h.create()
-	hog := h.createAs(func(r *backend.CreateRequest) { r.Spec.Limits.DiskBytes = 1 << 40 })
+	// It has little CPU time, so that on a small disk and a busy machine too it
+	// writes no faster than it is looked at.
+	hog := h.createAs(func(r *backend.CreateRequest) { r.Spec.Limits.DiskBytes, r.Spec.Limits.MilliCPU = 1<<40, 100 })
 	if o := hog.sh("dd if=/dev/zero of=/all bs=1M count=1000 2>&1"); o.Code == 0 || !strings.Contains(o.out, "Disk quota exceeded") {
 		t.Fatalf("%q, want it stopped", o.out)
 	}
