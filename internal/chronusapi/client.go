@@ -198,7 +198,7 @@ func (c *Client) begin(ctx context.Context, typ uint8, payload []byte, lost dsec
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
 		}
-		if n == readTries || !isFileCall(typ) && (!reused || n > 1) {
+		if n == fileTries || !isFileCall(typ) && (!reused || n > 1) {
 			return nil, &dsec.Error{Code: dsec.CodeUnavailable, Message: "chronus closed the connection", Err: err}
 		}
 	}
@@ -279,17 +279,18 @@ type brokenError struct{ error }
 
 func (e brokenError) Unwrap() error { return e.error }
 
-// readTries is how often a call is made whose connection breaks before there is
-// an answer, where it only reads: what serves files may be killed for want of
-// memory while its connections are still open, and then another serves the next.
-const readTries = 3
+// fileTries is how often a call for files is sent that could not be sent whole,
+// and, where it only reads, made whose connection broke before there was an
+// answer: what serves files may be killed for want of memory while its connections
+// are still open, and then another serves the next.
+const fileTries = 3
 
 // retry makes a call, again if it only reads and nothing was answered.
 func retry(typ uint8, call func() error) error {
 	for n := 1; ; n++ {
 		err := call()
 		var broken brokenError
-		if !isFileRead(typ) || n == readTries || !errors.As(err, &broken) {
+		if !isFileRead(typ) || n == fileTries || !errors.As(err, &broken) {
 			return err
 		}
 	}

@@ -205,7 +205,7 @@ func TestReadsSurviveTheEndOfWhatServesThem(t *testing.T) {
 			return err
 		},
 	}
-	for n := range readTries + 1 {
+	for n := range fileTries + 1 {
 		for name, call := range map[string]func(c *Client) error{
 			"stat": func(c *Client) error {
 				f, err := c.Stat(t.Context(), "/f", false)
@@ -236,10 +236,10 @@ func TestReadsSurviveTheEndOfWhatServesThem(t *testing.T) {
 		} {
 			c, dials := breaking(t, n, h)
 			err := call(c)
-			if n < readTries && err != nil || n == readTries && dsec.CodeOf(err) != dsec.CodeUnavailable {
+			if n < fileTries && err != nil || n == fileTries && dsec.CodeOf(err) != dsec.CodeUnavailable {
 				t.Errorf("%s, %d connections broke: %v", name, n, err)
 			}
-			if *dials != min(n+1, readTries) {
+			if *dials != min(n+1, fileTries) {
 				t.Errorf("%s, %d connections broke: %d were made", name, n, *dials)
 			}
 		}
@@ -257,3 +257,36 @@ func (f *failing) Read([]byte) (int, error) { return 0, f.err }
 type endless struct{}
 
 func (endless) Read(p []byte) (int, error) { return len(p), nil }
+
+// A call for files that could not be sent is sent to the next that serves them,
+// also one that changes something, for it cannot have been begun; another call is
+// chronus's, of which there is no other.
+func TestWhatCouldNotBeSentIsSentAgain(t *testing.T) {
+	for n := range fileTries + 1 {
+		dials := 0
+		c := NewClient(func(context.Context) (net.Conn, error) {
+			a, b := net.Pipe()
+			if dials++; dials > n {
+				go Serve(t.Context(), b, &dirs{})
+			} else {
+				b.Close()
+			}
+			return a, nil
+		})
+		if err := c.Mkdir(t.Context(), "/d", 0, false); (err == nil) != (n < fileTries) || err != nil && dsec.CodeOf(err) != dsec.CodeUnavailable {
+			t.Errorf("mkdir, %d servers were gone: %v", n, err)
+		}
+		if dials != min(n+1, fileTries) {
+			t.Errorf("mkdir, %d servers were gone: %d connections were made", n, dials)
+		}
+		dials = 0
+		if _, err := c.Info(t.Context()); (err == nil) != (n == 0) || dials != 1 {
+			t.Errorf("info, %d servers were gone: %v after %d connections", n, err, dials)
+		}
+	}
+}
+
+// dirs makes any directory.
+type dirs struct{ stub }
+
+func (*dirs) Mkdir(context.Context, string, uint32, bool) error { return nil }

@@ -79,14 +79,14 @@ func masksOf(fsys fs.FS, dir string, keep func(name string) bool) ([]Mask, error
 		if keep(e.Name()) {
 			continue
 		}
-		sealed, err := sealed(e)
+		own, err := rootsOwn(e)
 		if errors.Is(err, fs.ErrNotExist) { // of a module that went meanwhile
 			continue
 		}
 		if err != nil {
 			return nil, err
 		}
-		if sealed {
+		if own {
 			continue
 		}
 		if !e.IsDir() && !e.Type().IsRegular() {
@@ -97,10 +97,10 @@ func masksOf(fsys fs.FS, dir string, keep func(name string) bool) ([]Mask, error
 	return masks, nil
 }
 
-// sealed reports whether only its owner may open a file, and that is the host's
+// rootsOwn reports whether only its owner may open a file, and that is the host's
 // root: the kernel lets no capability of another user namespace count for a file
 // whose owner that namespace has no ID for. A cover costs each create 20 us.
-func sealed(e fs.DirEntry) (bool, error) {
+func rootsOwn(e fs.DirEntry) (bool, error) {
 	if !e.Type().IsRegular() {
 		return false, nil
 	}

@@ -144,6 +144,7 @@ var limitFields = []limitField{
 	{"pids", 8, count, " processes and threads", func(l *dsec.Limits) *int64 { return &l.Pids }},
 }
 
+// limitField is one of them.
 type limitField struct {
 	name string
 	min  int64

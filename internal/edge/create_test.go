@@ -116,6 +116,22 @@ func TestMostOfTheSharedDisk(t *testing.T) {
 	}
 }
 
+// TestCreateAgainOnALessDisk: who asks again for a sandbox that is there gets it,
+// also where the disk has no place for another such one meanwhile.
+func TestCreateAgainOnALessDisk(t *testing.T) {
+	n := newNode(t, func(_ *edge.Config, o *fake.Options) { o.DiskMost = 3 << 30 })
+	req := &dsecv1.CreateRequest{RequestId: "r", Limits: &dsecv1.Limits{DiskBytes: 2 << 30}}
+	id := n.create(req)
+	n.opts.DiskMost = 1 << 30
+	n.restart()
+	if got, err := n.tryCreate(req); err != nil || got.Id != id {
+		t.Errorf("asked again: %v, %v, want %s", got, err, id)
+	}
+	req.RequestId = "s"
+	_, err := n.tryCreate(req)
+	wantError(t, err, dsec.CodeInvalid, "limits.disk_bytes")
+}
+
 func TestHeaderAndOwnership(t *testing.T) {
 	n := newNode(t, nil)
 	id := n.create(&dsecv1.CreateRequest{})

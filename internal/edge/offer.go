@@ -109,11 +109,8 @@ func (e *Edge) whoseDisk(s *sandbox, began time.Time, err error) error {
 // ended counts a command that ended, and is the error of one whose end says nothing.
 func (c *call) ended(process uint64, o *dsec.Outcome) error {
 	c.e.metrics.command(*o)
-	if c.s.wasCutOff(process) {
-		return errCutOff(process)
-	}
-	err := c.e.starved(c.s, process, o)
-	if err != nil {
+	err := c.e.noOutcome(c.s, process, o)
+	if err != nil && !c.s.wasCutOff(process) {
 		c.e.metrics.starved.Inc()
 	}
 	return err

@@ -1,6 +1,6 @@
 // Package hostos is what several packages ask of the machine in the same words:
-// a file that one process holds, names that outlive the node's power, and which
-// boot this is.
+// a file that one process holds, names that outlive the node's power, which boot
+// this is, and a thread for one function.
 package hostos
 
 import (

@@ -18,8 +18,8 @@ import (
 var _ backend.FileServer = (*instance)(nil)
 
 // A filesServer is the process that serves an instance's files, while there is
-// one: it is started when a connection is asked for, and ends when it had none for a while, or this
-// process ends.
+// one: it is started when a connection is asked for, and ends when it had none for
+// a while, or this process ends.
 type filesServer struct {
 	mu       sync.Mutex
 	run      *filesRun     // the last one; nil: there was none
