@@ -408,3 +408,35 @@ func TestHoardLocksTakeTurns(t *testing.T) {
 		t.Errorf("ended in passes: %v", ended)
 	}
 }
+
+// The table of netlink sockets, which the kernel makes from those of all namespaces,
+// is only read where a process of this one has a socket.
+func TestNetlinkTableIsReadWhereThereAreSockets(t *testing.T) {
+	dir := t.TempDir()
+	put := func(name, text string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	protocols := func(sockets int) {
+		put("protocols", fmt.Sprintf("protocol  size sockets  memory press\nNETLINK   1096  %5d      -1   NI\n", sockets))
+	}
+	protocols(0)
+	if n, err := netlinkBytes(dir, 1<<30); n != 0 || err != nil {
+		t.Errorf("no sockets and no table: %d, %v; want 0", n, err)
+	}
+	protocols(1)
+	if _, err := netlinkBytes(dir, 1<<30); err == nil {
+		t.Error("a socket and no table: no error")
+	}
+	put("netlink", "sk Eth Pid Groups Rmem Wmem Dump Locks Drops Inode\n0 0 7 00000000 4096 512 0 2 0 9\n")
+	want := int64(netlinkSize + 4096 + 512)
+	if n, err := netlinkBytes(dir, 1<<30); n != want || err != nil {
+		t.Errorf("a socket: %d, %v; want %d", n, err, want)
+	}
+	put("protocols", "") // of a kernel that does not tell
+	if n, err := netlinkBytes(dir, 1<<30); n != want || err != nil {
+		t.Errorf("protocols unknown: %d, %v; want %d", n, err, want)
+	}
+}
