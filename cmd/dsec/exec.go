@@ -6,9 +6,11 @@ import (
 	"context"
 	"encoding/base64"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"strconv"
+	"syscall"
 	"time"
 	"unicode/utf8"
 
@@ -51,11 +53,8 @@ func runExec(ctx context.Context, e *env, args []string) error {
 	f.BoolVar(&f.noStdin, "n", false, "do not read standard input")
 	limit := f.Int64("output-limit", 0, "kill the command at more `bytes` of output")
 	args, err := f.parse(args, 2, -1, 1)
-	if errors.Is(err, errUsage) { // 2 could be the command's own
-		return exitError{exitPlatform, "exec: nothing was run: flags or arguments are wrong, see above"}
-	}
 	if err != nil {
-		return err
+		return calledWrong("exec", err)
 	}
 	c, err := f.client()
 	if err != nil {
@@ -85,6 +84,27 @@ func runExec(ctx context.Context, e *env, args []string) error {
 	return ended(ctx, o, err)
 }
 
+// calledWrong is the end of a verb that ends with the code of a command where it
+// was not called well: any code but 125 could be the command's own.
+func calledWrong(verb string, err error) error {
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+		return err
+	case errors.Is(err, errUsage):
+		return exitError{exitPlatform, verb + ": nothing was run: flags or arguments are wrong, see above"}
+	}
+	return platformFailed(err)
+}
+
+// exitCode is the command's own code, or 128 and the signal that ended it. What is
+// killed for its output or its time is no success where it was quicker to end.
+func exitCode(o dsec.Outcome) int {
+	if code := o.ShellStatus(); code != 0 || !o.OutputLimit && !o.TimedOut {
+		return code
+	}
+	return 128 + int(syscall.SIGKILL)
+}
+
 // ended turns the end of a command into the end of dsec.
 func ended(ctx context.Context, o dsec.Outcome, err error) error {
 	if err != nil {
@@ -93,14 +113,14 @@ func ended(ctx context.Context, o dsec.Outcome, err error) error {
 		}
 		return platformFailed(err)
 	}
-	e := exitError{code: o.ShellStatus()}
+	e := exitError{code: exitCode(o)}
 	switch {
 	case o.TimedOut:
 		e.line = fmt.Sprintf("the command timed out after %v and was killed", o.Duration.Round(time.Millisecond))
 	case o.OOM:
 		e.line = "a process of the command was killed: the sandbox had no memory left"
 	case o.OutputLimit:
-		e.line = "the command's output reached its limit and it was killed"
+		e.line = "the command's output reached its limit; what it wrote past that is lost"
 	}
 	if e.code == 0 && e.line == "" {
 		return nil
@@ -155,7 +175,7 @@ func execJSON(ctx context.Context, f *execFlags, cmd *client.Cmd) error {
 	if err := f.print(v, "", nil); err != nil {
 		return err
 	}
-	return exitError{code: o.ShellStatus()}
+	return exitError{code: exitCode(o)}
 }
 
 func textOrBase64(b []byte) (text, coded string) {
@@ -193,8 +213,8 @@ func runLogs(ctx context.Context, e *env, args []string) error {
 	follow := f.Bool("f", false, "go on until the command ends")
 	from := f.Uint64("from", 0, "first `byte` wanted, counted over both streams")
 	args, err := f.parse(args, 2, 2, 0)
-	if errors.Is(err, errUsage) && *follow {
-		return exitError{exitPlatform, "logs: flags or arguments are wrong, see above"}
+	if err != nil && *follow {
+		return calledWrong("logs", err)
 	}
 	if err != nil {
 		return err

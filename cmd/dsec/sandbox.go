@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/opendsec/dsec"
@@ -35,7 +36,7 @@ func runCreate(ctx context.Context, e *env, args []string) error {
 	if err != nil {
 		return err
 	}
-	o.Layers, o.Env, o.Labels, o.Limits.MilliCPU = layers, envs.m, labels.m, int64(cpus*1000+0.5)
+	o.Layers, o.Env, o.Labels, o.Limits.MilliCPU = layers, envs.m, labels.m, int64(math.Round(cpus*1000))
 	if o.IdleTimeout, err = lifetime("--idle-timeout", *idle); err != nil {
 		return err
 	}

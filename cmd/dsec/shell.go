@@ -16,7 +16,7 @@ func runShell(ctx context.Context, e *env, args []string) error {
 	f := newExecFlags(e, "shell")
 	args, err := f.parse(args, 1, -1, 1)
 	if err != nil {
-		return err
+		return calledWrong("shell", err)
 	}
 	c, err := f.client()
 	if err != nil {
@@ -26,7 +26,13 @@ func runShell(ctx context.Context, e *env, args []string) error {
 	sb := c.Sandbox(args[0])
 	cmd := sb.Command(args[1:]...)
 	if len(args) == 1 {
-		cmd = sb.Command("sh", "-c", "if command -v bash >/dev/null; then exec bash -i; fi; exec sh -i")
+		// Where nobody types, the end of the input can come before readline has the
+		// terminal, which then forgets it.
+		edit := ""
+		if in, ok := e.stdin.(*os.File); !ok || !term.IsTerminal(int(in.Fd())) {
+			edit = "--noediting "
+		}
+		cmd = sb.Command("sh", "-c", "if command -v bash >/dev/null; then exec bash "+edit+"-i; fi; exec sh -i")
 	}
 	f.apply(cmd)
 	return onTerminal(ctx, e, cmd)

@@ -2,6 +2,7 @@ package apiserver
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/base64"
 	"encoding/json"
 	"net/http"
@@ -156,6 +157,7 @@ var (
 	badValue     = regexp.MustCompile(`invalid value for ([a-z0-9]+) (?:field|type)(?: ([A-Za-z0-9_]+))?: (.*)`)
 	duplicate    = regexp.MustCompile(`duplicate field "?([A-Za-z0-9_.]+)`)
 	position     = regexp.MustCompile(`\(line (\d+:\d+)\)`)
+	fieldAt      = regexp.MustCompile(`; at field "((?:[^"\\]|\\.)*)"$`)
 )
 
 // fromDecoder types what the protocol library found wrong with a request. Of
@@ -191,8 +193,12 @@ func undecodable(message string) *dsec.Error {
 	if m := unknownField.FindStringSubmatch(text); m != nil {
 		return dsec.Invalid(snake(m[1]), "no such field%s", at)
 	}
+	field := ""
+	if m := fieldAt.FindStringSubmatch(text); m != nil {
+		field = m[1]
+	}
 	if m := badValue.FindStringSubmatch(text); m != nil {
-		return dsec.Invalid(snake(m[2]), "want a value of type %s%s", m[1], at)
+		return dsec.Invalid(cmp.Or(field, snake(m[2])), "want a value of type %s%s", m[1], at)
 	}
 	if strings.Contains(text, "invalid UTF-8") { // the decoder does not tell where
 		return dsec.Errorf(dsec.CodeInvalid, "a text field is not valid UTF-8")
@@ -200,7 +206,7 @@ func undecodable(message string) *dsec.Error {
 	if m := duplicate.FindStringSubmatch(text); m != nil {
 		return dsec.Invalid(snake(m[1]), "given twice%s", at)
 	}
-	return dsec.Errorf(dsec.CodeInvalid, "the body does not decode as the request's message%s", at)
+	return dsec.Invalid(field, "a value of another type than the field has, or no JSON%s", at)
 }
 
 // snake turns a JSON name into the field's own: memoryBytes, memory_bytes.

@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"net/http/pprof"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -26,12 +27,16 @@ import (
 	"github.com/opendsec/dsec/internal/hostos"
 )
 
-// Logger writes lines for people to w: level is debug, info, warn or error.
+// Logger writes lines for people to w: level is debug, info, warn or error. From
+// then on the process lives through a reader of its output that goes away.
 func Logger(w io.Writer, level string) (*slog.Logger, error) {
 	var l slog.Level
 	if err := l.UnmarshalText([]byte(level)); err != nil {
 		return nil, dsec.Invalid("log_level", "want debug, info, warn or error")
 	}
+	// Not ignored: the children would inherit that, and theirs, down to the commands
+	// of sandboxes.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	return slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: l})), nil
 }
 
