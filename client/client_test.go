@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"log"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -338,6 +339,26 @@ func TestUnreachableServerIsUnavailable(t *testing.T) {
 	}
 	if _, err := c.Keys(t.Context()); err == nil || dsec.CodeOf(err) != dsec.CodeUnavailable {
 		t.Errorf("no server: %v", err)
+	}
+}
+
+// What is wrong with the URL is said.
+func TestTLSThatFailsIsTold(t *testing.T) {
+	plain, secret := httptest.NewServer(http.NotFoundHandler()), httptest.NewTLSServer(http.NotFoundHandler())
+	t.Cleanup(plain.Close)
+	t.Cleanup(secret.Close)
+	secret.Config.ErrorLog = log.New(io.Discard, "", 0)
+	for url, want := range map[string]string{
+		strings.Replace(plain.URL, "http:", "https:", 1): "does not speak TLS",
+		secret.URL: "is not trusted",
+	} {
+		c, err := New(Options{URL: url, APIKey: "k", Attempts: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Keys(t.Context()); dsec.CodeOf(err) != dsec.CodeUnavailable || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want unavailable and %q", url, err, want)
+		}
 	}
 }
 

@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"net"
 
@@ -20,12 +21,20 @@ func (c *Client) typed(err error, procedure string) error {
 	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		return err
 	}
-	var op *net.OpError
-	if errors.As(err, &op) && op.Op == "dial" {
-		return &dsec.Error{Code: dsec.CodeUnavailable, Message: "cannot reach " + c.url + "; is `dsec up` running?", Err: err}
+	unavailable := func(message string) error {
+		return &dsec.Error{Code: dsec.CodeUnavailable, Message: message, Err: err}
 	}
 	if _, ok := errors.AsType[*net.DNSError](err); ok {
-		return &dsec.Error{Code: dsec.CodeUnavailable, Message: "cannot find the host of " + c.url, Err: err}
+		return unavailable("cannot find the host of " + c.url)
+	}
+	if _, ok := errors.AsType[tls.RecordHeaderError](err); ok {
+		return unavailable(c.url + " does not speak TLS; is it an http:// one?")
+	}
+	if e, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
+		return unavailable("the certificate of " + c.url + " is not trusted: " + e.Err.Error())
+	}
+	if op, ok := errors.AsType[*net.OpError](err); ok && op.Op == "dial" {
+		return unavailable("cannot reach " + c.url + "; is `dsec up` running?")
 	}
 	switch connect.CodeOf(err) {
 	case connect.CodeUnauthenticated:

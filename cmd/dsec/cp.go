@@ -40,7 +40,7 @@ func runCp(ctx context.Context, e *env, args []string) error {
 	}
 	src, dst := parsePlace(args[0]), parsePlace(args[1])
 	if (src.sandbox == "") == (dst.sandbox == "") {
-		return dsec.Invalid("SRC", "want exactly one of SRC and DST as ID:PATH")
+		return dsec.Invalid("SRC", "want exactly one of SRC and DST as ID:PATH, with the 25 characters of an ID that `dsec sandbox list` shows")
 	}
 	c, err := f.client()
 	if err != nil {
