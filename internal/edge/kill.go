@@ -206,7 +206,7 @@ func (e *Edge) finish(s *sandbox) {
 func (s *sandbox) slim() {
 	spec := *s.spec
 	spec.Env = nil
-	s.spec = &spec
+	s.spec, s.cut = &spec, nil
 }
 
 // retire counts s as ended.
