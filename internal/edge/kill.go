@@ -206,7 +206,10 @@ func (e *Edge) finish(s *sandbox) {
 func (s *sandbox) slim() {
 	spec := *s.spec
 	spec.Env = nil
-	s.spec, s.cut = &spec, nil
+	s.spec = &spec
+	if s.calls == 0 {
+		s.cut = nil
+	}
 }
 
 // retire counts s as ended.

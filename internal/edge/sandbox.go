@@ -83,7 +83,10 @@ func (e *Edge) record(s *sandbox) *record {
 		Version: recordVersion, Project: s.project, Spec: s.spec, LayerNames: s.layerNames,
 		State: s.state, Reason: s.reason, Conditions: s.conditions, Created: s.created,
 		Idle: s.idle, Boot: e.bootID, Deadline: s.deadline, Handle: json.RawMessage(s.handle),
-		Warm: s.warm, Cut: s.cut, RequestID: s.requestID, Digest: s.digest, Ended: s.ended,
+		Warm: s.warm, RequestID: s.requestID, Digest: s.digest, Ended: s.ended,
+	}
+	if !s.reaped {
+		r.Cut = s.cut
 	}
 	if s.err != nil {
 		r.RequestID, r.Digest = "", nil // free for another try
