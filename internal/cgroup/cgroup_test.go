@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -314,6 +315,46 @@ func TestAnotherTreeTakesOverAndSweepsTheRest(t *testing.T) {
 		t.Errorf("Attach to a swept group: %v, want lost", err)
 	}
 	command(t, g)
+}
+
+// A group whose processes do not end keeps no other from being swept.
+func TestSweepWaitsForAllAtOnce(t *testing.T) {
+	tree := openTree(t, 0)
+	memory := tree.memory()
+	if memory < 0 {
+		t.Skip("on pure cgroup v2 the kernel's kill reaches every process")
+	}
+	check := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	// What a kill does not reach: a process that is in a v1 part alone. Groups are
+	// swept in the order of their names.
+	var names []string
+	processes := map[string]*exec.Cmd{}
+	for _, first := range []string{"ga", "gb", "gz"} {
+		name := first + randomName(groupNameLen-2)
+		check(unix.Mkdirat(memory, name, 0o755))
+		cmd := start(t, exec.Command("/bin/sleep", "1000"))
+		check(writeAt(memory, name+"/cgroup.procs", strconv.Itoa(cmd.Process.Pid)))
+		names, processes[name] = append(names, name), cmd
+	}
+	swept := make(chan error, 1)
+	go func() { swept <- tree.Sweep(context.Background(), nil) }()
+	for _, name := range slices.Backward(names) {
+		cmd := processes[name]
+		check(cmd.Process.Kill())
+		_ = cmd.Wait()
+		testutil.WaitFor(t, 20*time.Second, "the group is swept", func() error {
+			if err := unix.Faccessat(memory, name, unix.F_OK, 0); !errors.Is(err, unix.ENOENT) {
+				return fmt.Errorf("it is there: %v", err)
+			}
+			return nil
+		})
+	}
+	check(<-swept)
 }
 
 func TestOneGroupIsOneSandbox(t *testing.T) {
