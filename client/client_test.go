@@ -11,7 +11,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -21,6 +20,7 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/apierr"
+	"github.com/opendsec/dsec/internal/testutil"
 	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
 	"github.com/opendsec/dsec/proto/dsec/v1/dsecv1connect"
 )
@@ -35,7 +35,7 @@ type refusing struct {
 	start func(*connect.ServerStream[dsecv1.ProcessEvent]) error
 
 	// Where set, Exec calls break off once the number of their command was asked for.
-	numbered chan struct{}
+	numbered <-chan struct{}
 	attached func(*dsecv1.AttachRequest, *connect.ServerStream[dsecv1.ProcessEvent]) error
 	tag      atomic.Value
 }
@@ -160,7 +160,8 @@ func TestOutputThatBreaksOffGoesOn(t *testing.T) {
 		"whole": {append([]*dsecv1.ProcessEvent{output(0, dsecv1.Stream_STREAM_STDOUT, "before")}, rest...), "beforeafter", ""},
 		"lost":  {append([]*dsecv1.ProcessEvent{gap}, rest...), "after", "6 bytes of the output of process 9 were lost while the server was away"},
 	} {
-		r := &refusing{numbered: make(chan struct{}), attached: func(req *dsecv1.AttachRequest, out *connect.ServerStream[dsecv1.ProcessEvent]) error {
+		listed := testutil.NewAnswered(dsecv1connect.ProcessServiceListProcessesProcedure, "")
+		r := &refusing{numbered: listed.Done(), attached: func(req *dsecv1.AttachRequest, out *connect.ServerStream[dsecv1.ProcessEvent]) error {
 			if req.ProcessId != 9 || req.FromSeq != 0 || !req.Own {
 				t.Errorf("%s: attached to %v", name, req)
 			}
@@ -171,7 +172,6 @@ func TestOutputThatBreaksOffGoesOn(t *testing.T) {
 			}
 			return nil
 		}}
-		listed := &listening{RoundTripper: http.DefaultTransport, path: dsecv1connect.ProcessServiceListProcessesProcedure, read: sync.OnceFunc(func() { close(r.numbered) })}
 		c, err := New(Options{URL: serve(t, r).url, APIKey: "e2b_x", Transport: listed})
 		if err != nil {
 			t.Fatal(err)
@@ -187,31 +187,6 @@ func TestOutputThatBreaksOffGoesOn(t *testing.T) {
 			t.Errorf("%s: %v, want %q", name, err, tc.err)
 		}
 	}
-}
-
-// listening tells when an answer to a call of one path was read to its end.
-type listening struct {
-	http.RoundTripper
-	path string
-	read func()
-}
-
-func (l *listening) RoundTrip(req *http.Request) (*http.Response, error) {
-	res, err := l.RoundTripper.RoundTrip(req)
-	if err == nil && req.URL.Path == l.path {
-		res.Body = &listened{res.Body, l.read}
-	}
-	return res, err
-}
-
-type listened struct {
-	io.ReadCloser
-	read func()
-}
-
-func (b *listened) Close() error {
-	defer b.read()
-	return b.ReadCloser.Close()
 }
 
 // TestWhatIsNotCountedIsNotZero: a node may know how much is written, but not in

@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -116,7 +115,7 @@ func TestOutputGoesOnOverARestart(t *testing.T) {
 	sb, err := cl.CreateSandbox(t.Context(), client.SandboxOptions{Layers: []string{"base"}})
 	check(t, err)
 	for how, leave := range restarts {
-		listed := &listened{path: dsecv1connect.ProcessServiceListProcessesProcedure, text: "echo ran", done: make(chan struct{})}
+		listed := testutil.NewAnswered(dsecv1connect.ProcessServiceListProcessesProcedure, "echo ran")
 		seen, err := client.New(client.Options{URL: c.url, KeyFile: c.keyFile, Transport: listed})
 		check(t, err)
 		t.Cleanup(seen.Close)
@@ -132,7 +131,7 @@ func TestOutputGoesOnOverARestart(t *testing.T) {
 				t.Errorf("%s: %+v, %v, %q, %q", how, o, err, out, stderr.String())
 			}
 		}()
-		<-listed.done // it knows its command's number now
+		<-listed.Done() // it knows its command's number now
 		leave(c)
 		again(t, c)
 		check(t, sb.WriteFile(t.Context(), "/tmp/go."+how, nil, 0))
@@ -141,44 +140,6 @@ func TestOutputGoesOnOverARestart(t *testing.T) {
 			t.Errorf("%s: ran %q, %v; want once", how, log, err)
 		}
 	}
-}
-
-// listened tells when an answer to calls of one path was read that has a text in it.
-type listened struct {
-	path, text string
-	once       sync.Once
-	done       chan struct{}
-}
-
-// RoundTrip implements http.RoundTripper.
-func (l *listened) RoundTrip(req *http.Request) (*http.Response, error) {
-	res, err := http.DefaultTransport.RoundTrip(req)
-	if err == nil && req.URL.Path == l.path {
-		res.Body = &readBody{ReadCloser: res.Body, l: l}
-	}
-	return res, err
-}
-
-type readBody struct {
-	io.ReadCloser
-	l    *listened
-	read bytes.Buffer
-}
-
-// Read implements io.Reader.
-func (b *readBody) Read(p []byte) (int, error) {
-	n, err := b.ReadCloser.Read(p)
-	b.read.Write(p[:n])
-	return n, err
-}
-
-// Close implements io.Closer.
-func (b *readBody) Close() error {
-	err := b.ReadCloser.Close()
-	if strings.Contains(b.read.String(), b.l.text) {
-		b.l.once.Do(func() { close(b.l.done) })
-	}
-	return err
 }
 
 // TestSessionOverARestart: a session goes on with the next command, on the handle

@@ -8,7 +8,7 @@
 // A backend's job ends at Dial. Commands, files and terminals go through
 // chronus and are the same on every kind. What differs between backends is
 // data, in Info, or an optional interface, found by assertion: Grouper, Caller,
-// FileServer and DiskSharer here, later Pauser, Snapshotter, Resizer, Reclaimer and Displayer. A backend never
+// FileServer, DiskSharer and DiskUser here, later Pauser, Snapshotter, Resizer, Reclaimer and Displayer. A backend never
 // implements a method to say "not supported".
 //
 // A life, as the edge drives it:
@@ -148,11 +148,16 @@ type DiskSpace struct {
 type DiskSharer interface {
 	// DiskSpace tells how full that disk is. ok is false where there is none.
 	DiskSpace() (space DiskSpace, ok bool, err error)
-	// DiskStarved reports whether it had no room for that instance at some time
-	// between two, though the instance was below its own limit: what failed then may
-	// have failed for that. It may say so of times around it, too.
-	DiskStarved(id dsec.SandboxID, from, until time.Time) bool
 	// DiskMost is the most that the limit of one instance can be there. ok is false
 	// where there is no bound.
 	DiskMost() (bytes int64, ok bool)
+}
+
+// DiskUser is implemented by the instances of a DiskSharer.
+type DiskUser interface {
+	// DiskStarved reports whether that disk had no room for the instance at some time
+	// between two, though the instance was below its own limit: what failed then may
+	// have failed for that. It may say so of times around it, too. It knows of an
+	// instance that has ended as well.
+	DiskStarved(from, until time.Time) bool
 }

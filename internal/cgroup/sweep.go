@@ -8,8 +8,10 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"github.com/opendsec/dsec"
@@ -78,17 +80,33 @@ func (t *Tree) Sweep(ctx context.Context, keep map[dsec.SandboxID]bool) error {
 	if err != nil {
 		return err
 	}
+	var mu sync.Mutex
 	var errs []error
+	var g errgroup.Group
+	g.SetLimit(sweepConcurrency)
 	for _, name := range names {
 		if id := t.claimant(name); keep[id] && id != "" || strings.HasPrefix(name, t.prefix) {
 			continue
 		}
-		ctx, cancel := t.ending(ctx, name)
-		errs = append(errs, t.remove(ctx, name, 0))
-		cancel()
+		g.Go(func() error {
+			ctx, cancel := t.ending(ctx, name)
+			defer cancel()
+			if err := t.remove(ctx, name, 0); err != nil {
+				mu.Lock()
+				defer mu.Unlock()
+				errs = append(errs, err)
+			}
+			return nil
+		})
 	}
+	_ = g.Wait() // no function returns an error
 	return errors.Join(errs...)
 }
+
+// sweepConcurrency is how many groups are waited for at once: one whose processes do
+// not end is waited for half a minute, and there may be many such. To look at more of
+// them would take the CPU time that the others need to end.
+const sweepConcurrency = 64
 
 // names lists the groups, those too of which only a v1 part is left.
 func (t *Tree) names() ([]string, error) {

@@ -207,6 +207,7 @@ type Volume struct {
 
 	mu      sync.Mutex
 	removed bool // what has the name now is another's
+	held    span // when it was held, if it was, once it is no more
 }
 
 // Create makes an empty volume. Until its owner has its name on record, it is
@@ -297,7 +298,7 @@ func (v *Volume) Name() string { return v.name }
 // Open returns a descriptor, O_PATH|O_DIRECTORY|O_CLOEXEC, of the directory that
 // has upper and work in it. The caller closes it.
 func (v *Volume) Open() (fd int, err error) {
-	err = v.held(func() (err error) { fd, err = v.store.driver.open(v.name); return err })
+	err = v.owned(func() (err error) { fd, err = v.store.driver.open(v.name); return err })
 	if err != nil {
 		return -1, err
 	}
@@ -306,12 +307,12 @@ func (v *Volume) Open() (fd int, err error) {
 
 // Usage tells what the volume holds now.
 func (v *Volume) Usage() (u Usage, err error) {
-	err = v.held(func() (err error) { u, err = v.store.driver.usage(v.name); return err })
+	err = v.owned(func() (err error) { u, err = v.store.driver.usage(v.name); return err })
 	return u, err
 }
 
-// held calls f while the name is this volume's.
-func (v *Volume) held(f func() error) error {
+// owned calls f while the name is this volume's.
+func (v *Volume) owned(f func() error) error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	err := fs.ErrNotExist
@@ -340,16 +341,17 @@ func (v *Volume) Remove(ctx context.Context) error {
 	if v.removed {
 		return nil
 	}
+	if s := v.store.starved; s != nil {
+		if p, ok := s.letGo(v.name); ok {
+			v.held = p
+		}
+	}
 	err := v.store.remove(ctx, v.name)
 	v.removed = err == nil
 	return err
 }
 
 func (s *Store) remove(ctx context.Context, name string) error {
-	// First, since another may have the name at once.
-	if s.starved != nil {
-		s.starved.letGo(name)
-	}
 	err := s.driver.remove(ctx, name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -367,6 +369,9 @@ func (s *Store) Sweep(ctx context.Context, keep map[string]bool) error {
 	var errs []error
 	for _, name := range names {
 		if !keep[name] {
+			if s.starved != nil {
+				s.starved.letGo(name)
+			}
 			errs = append(errs, s.remove(ctx, name))
 		}
 	}

@@ -42,12 +42,12 @@ func (b *btrfs) ration(part int64, begin func(name string)) (held []string, err 
 	return held, errors.Join(errs...)
 }
 
-// hold sets the limit of a subvolume that may hold so much and grow, and returns
+// hold sets the limit of a subvolume that may have part and still grow, and returns
 // what it is.
 func (b *btrfs) hold(name string, sub subvolume, part int64, begin func(name string)) (int64, error) {
 	want := sub.own
 	if want > part {
-		has, err := b.holds(sub.id)
+		has, err := b.stored(sub.id)
 		if err != nil {
 			return sub.limit, err
 		}
@@ -61,14 +61,14 @@ func (b *btrfs) hold(name string, sub subvolume, part int64, begin func(name str
 	if want == sub.limit {
 		return want, nil
 	}
-	if want < sub.own {
-		begin(name)
-	}
-	return b.free.limit(name, sub, want)
+	return b.free.limit(name, sub, want, begin)
 }
 
-// holds is what a subvolume has on the disk and on its way there, in bytes.
-func (b *btrfs) holds(id uint64) (int64, error) {
+// disown implements rationer.
+func (b *btrfs) disown(name string) { b.free.disown(name) }
+
+// stored is what a subvolume has on the disk and on its way there, in bytes.
+func (b *btrfs) stored(id uint64) (int64, error) {
 	has, err := b.quota(id, "referenced")
 	if err != nil {
 		return 0, err
@@ -92,17 +92,41 @@ func (r *recycler) beyond(bytes int64) map[string]subvolume {
 }
 
 // limit changes the limit of a subvolume, unless it has become another's meanwhile,
-// and returns what that is.
-func (r *recycler) limit(name string, sub subvolume, bytes int64) (int64, error) {
+// and returns what that is. begin is called first where its owner is to have less.
+func (r *recycler) limit(name string, sub subvolume, bytes int64, begin func(name string)) (int64, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.known[name] != sub {
 		return sub.own, nil
 	}
-	if err := r.b.limit(sub.id, bytes); err != nil {
+	if bytes < sub.own {
+		begin(name)
+	}
+	// The kernel may have it wait for a commit, for which creates do not: it is made
+	// without their lock. Until it is done the subvolume stays its owner's.
+	r.limiting = name
+	r.mu.Unlock()
+	err := r.b.limit(sub.id, bytes)
+	r.mu.Lock()
+	r.limiting = ""
+	r.limited.Broadcast()
+	if err != nil {
 		return sub.limit, err
 	}
 	sub.limit = bytes
 	r.known[name] = sub
 	return bytes, nil
+}
+
+// disown notes that a subvolume is nobody's, once no change of its limit is under way.
+func (r *recycler) disown(name string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for r.limiting == name {
+		r.limited.Wait()
+	}
+	if sub, ok := r.known[name]; ok {
+		sub.own = 0
+		r.known[name] = sub
+	}
 }

@@ -13,8 +13,8 @@ import (
 
 // The limits of sandboxes may add up to more than the shared disk holds, and one
 // may be larger than it alone. So that no few take it from all, a volume may hold
-// at most so many times what is left for everybody: it is held, which means that it
-// may not grow, while it has more. Who wants little is not bound by that, and a disk
+// have at most so many times what is left for everybody: it is held, which means that
+// it may not grow, while it has more. Who wants little is not bound by that, and a disk
 // with room binds nobody: with a share of 80 percent, four times what is left,
 // one volume that wants all gets 0.8 of the disk, and each further one 0.8 of what is
 // left then. What is left is counted without what creates want to be free (Room), so
@@ -28,11 +28,14 @@ import (
 type rationer interface {
 	// ration holds the volumes that have more than part and lets go of the others. It
 	// returns those that are held, and calls begin before it holds one: what fails
-	// for that is to find it on record.
+	// for that is to find it on record. It may call it under a lock.
 	ration(part int64, begin func(name string)) (held []string, err error)
 	// recovered tells of a volume that an earlier Store made, and its own limit. It
 	// returns whether that Store held it.
 	recovered(name string, bytes int64) (held bool, err error)
+	// disown is told of a volume that is to be removed: when it returns, begin is
+	// called for it no more.
+	disown(name string)
 }
 
 const (
@@ -63,7 +66,7 @@ func most(capacity, share int64) int64 {
 	return n / step * step
 }
 
-// part is what a volume may hold and still grow.
+// part is what a volume may have and still grow.
 func part(now sample, share int64) int64 {
 	if share >= noShare {
 		return math.MaxInt64
@@ -95,8 +98,7 @@ func (v *starvation) ration(d rationer, now sample) {
 	names, err := d.ration(part(now, v.s.opts.share()), func(name string) {
 		v.mu.Lock()
 		defer v.mu.Unlock()
-		changed = true
-		v.holdOne(time.Now(), name)
+		changed = v.beginHeld(time.Now(), name) || changed
 	})
 	if err != nil {
 		v.s.log.Error("disk: not all volumes are held that have too much", "err", err)
@@ -107,7 +109,7 @@ func (v *starvation) ration(d rationer, now sample) {
 		v.rationed = ended.Add(latest) // nor does the log say it all the time
 	}
 	v.mu.Lock()
-	changed = v.hold(ended, names) || changed
+	changed = v.endHeld(ended, names) || changed
 	v.mu.Unlock()
 	if !changed {
 		return
@@ -120,14 +122,11 @@ func (v *starvation) ration(d rationer, now sample) {
 	v.writeHeld()
 }
 
-// hold notes which volumes are held now, and reports whether they were others. A
-// volume that was held twice counts as held in between. The caller holds v.mu.
-func (v *starvation) hold(at time.Time, names []string) (changed bool) {
-	for _, name := range names {
-		changed = v.holdOne(at, name) || changed
-	}
+// endHeld notes of all volumes but those that they are held no more, and reports
+// whether one was. The caller holds v.mu.
+func (v *starvation) endHeld(at time.Time, but []string) (changed bool) {
 	for name, p := range v.held {
-		if p.Until.IsZero() && !slices.Contains(names, name) {
+		if p.Until.IsZero() && !slices.Contains(but, name) {
 			p.Until = at.Round(0)
 			v.held[name], changed = p, true
 		}
@@ -135,8 +134,9 @@ func (v *starvation) hold(at time.Time, names []string) (changed bool) {
 	return changed
 }
 
-// holdOne is hold of one that is held now.
-func (v *starvation) holdOne(at time.Time, name string) (changed bool) {
+// beginHeld notes that a volume is held, and reports whether it was not. One that is
+// held twice counts as held in between. The caller holds v.mu.
+func (v *starvation) beginHeld(at time.Time, name string) (changed bool) {
 	p, ok := v.held[name]
 	if ok && p.Until.IsZero() {
 		return false
@@ -160,15 +160,24 @@ func (v *starvation) holdAgain(name string) {
 	v.writeHeld()
 }
 
-// letGo forgets a volume that is removed: its name may be another's.
-func (v *starvation) letGo(name string) {
+// letGo forgets a volume that is to be removed, since its name may be another's soon,
+// and returns when it was held, if it was.
+func (v *starvation) letGo(name string) (p span, ok bool) {
+	if d, ok := v.s.driver.(rationer); ok {
+		d.disown(name)
+	}
 	v.mu.Lock()
-	_, ok := v.held[name]
+	p, ok = v.held[name]
 	delete(v.held, name)
 	v.mu.Unlock()
-	if ok {
-		v.writeHeld()
+	if !ok {
+		return p, false
 	}
+	if p.Until.IsZero() {
+		p.Until = time.Now().Round(0)
+	}
+	v.writeHeld()
+	return p, true
 }
 
 // readHeld goes on with what an earlier Store held.
@@ -201,13 +210,22 @@ func (v *starvation) writeHeld() {
 }
 
 // Starved reports whether the volume was kept from growing below its own limit at
-// some time between two: the shared disk was full, or the volume was held.
+// some time between two: the shared disk was full, or the volume was held. It knows
+// of a volume that is removed as well.
 func (v *Volume) Starved(from, until time.Time) bool {
 	if v.store.Starved(from, until) {
 		return true
 	}
 	s := v.store.starved
 	if s == nil {
+		return false
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if !v.held.Until.IsZero() && v.held.overlaps(from, until) {
+		return true
+	}
+	if v.removed {
 		return false
 	}
 	s.mu.Lock()

@@ -51,6 +51,13 @@ func TestHogsLeaveRoom(t *testing.T) {
 			if s.Starved(begin, now) || small.Starved(begin, now) || late.Starved(begin, now) {
 				t.Error("the disk was full for others")
 			}
+			ended := time.Now()
+			if last := hogs[len(hogs)-1]; len(hogs) > 1 {
+				check(t, last.Remove(context.Background()))
+				if !last.Starved(begin, ended) || last.Starved(begin.Add(-time.Hour), begin.Add(-time.Minute)) {
+					t.Error("it is not on record when one that is removed was stopped")
+				}
+			}
 			s.restart(nil)
 			hog, err := s.Recover(hogs[0].Name(), 1<<40)
 			check(t, err)
@@ -180,6 +187,8 @@ func (d late) ration(_ int64, begin func(string)) ([]string, error) {
 
 func (d late) recovered(string, int64) (bool, error) { return false, nil }
 
+func (d late) disown(string) {}
+
 // A write that fails since its volume is held finds that on record already.
 func TestHeldIsOnRecordBeforeAWriteFails(t *testing.T) {
 	d := late{ask: func() {}}
@@ -200,4 +209,78 @@ func TestHeldIsOnRecordBeforeAWriteFails(t *testing.T) {
 	if data, err := os.ReadFile(s.path(heldName)); err != nil || len(data) < 10 {
 		t.Errorf("the record: %q, %v", data, err)
 	}
+}
+
+// The limit of a volume is not changed for what its last owner had, though the next
+// has the same limits, nor is that told of it.
+func TestVolumeOfAnotherIsNotHeld(t *testing.T) {
+	s := openStore(t, "btrfs")
+	const limit = 32 << 20
+	r := s.driver.(*btrfs).free
+	v := create(t, s, limit, 0)
+	known := func() subvolume {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return r.known[v.Name()]
+	}
+	looked := known()
+	check(t, v.Remove(context.Background()))
+	kept(t, s)
+	next := create(t, s, limit, 0)
+	if next.Name() != v.Name() {
+		t.Fatal("the volume is not used again")
+	}
+	n, err := r.limit(v.Name(), looked, limit/2, func(string) { t.Error("the next owner is told to be held") })
+	if err != nil || n != limit || known().limit != limit {
+		t.Errorf("limit %d, %v, known %+v; want %d", n, err, known(), limit)
+	}
+	// Removed in the middle of such a change, it is the next one's as that wants it.
+	gone := make(chan error, 1)
+	n, err = r.limit(v.Name(), known(), limit/2, func(string) {
+		go func() { gone <- next.Remove(context.Background()) }()
+	})
+	if err != nil || n != limit/2 {
+		t.Errorf("limit %d, %v; want %d", n, err, limit/2)
+	}
+	check(t, <-gone)
+	if sub := known(); sub.own != 0 || sub.limit != limit/2 {
+		t.Errorf("of nobody's is known %+v", sub)
+	}
+	kept(t, s)
+	last := create(t, s, limit, 0)
+	got, err := s.driver.(*btrfs).quota(known().id, "max_referenced")
+	if err != nil || last.Name() != v.Name() || got != limit {
+		t.Errorf("its limit is %d, %v; want %d", got, err, limit)
+	}
+}
+
+// Creates do not wait for a change of a limit.
+func TestLimitIsChangedWithoutTheLock(t *testing.T) {
+	s := openStore(t, "btrfs")
+	b := s.driver.(*btrfs)
+	v := create(t, s, 32<<20, 0)
+	b.free.mu.Lock()
+	sub := b.free.known[v.Name()]
+	b.free.mu.Unlock()
+	const freeze, thaw = 0xc0045877, 0xc0045878 // FIFREEZE and FITHAW of linux/fs.h
+	check(t, unix.IoctlSetInt(b.fd, freeze, 0))
+	done := make(chan error, 1)
+	go func() {
+		_, err := b.free.limit(v.Name(), sub, 16<<20, func(string) {})
+		done <- err
+	}()
+	defer func() {
+		check(t, unix.IoctlSetInt(b.fd, thaw, 0))
+		check(t, <-done)
+	}()
+	testutil.WaitFor(t, 20*time.Second, "the lock is free while the limit is changed", func() error {
+		if !b.free.mu.TryLock() {
+			return errors.New("it is taken")
+		}
+		defer b.free.mu.Unlock()
+		if b.free.limiting != v.Name() {
+			return errors.New("nothing changes")
+		}
+		return nil
+	})
 }

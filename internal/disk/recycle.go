@@ -29,6 +29,10 @@ type recycler struct {
 	kept   map[string]bool      // those that are nobody's: to be emptied, or free
 	free   []string
 	closed bool
+	owners uint64 // so far, of all
+	// limiting is the one whose limit is being changed; limited wakes who waits for that.
+	limiting string
+	limited  *sync.Cond
 }
 
 // subvolume is what is known of one.
@@ -36,6 +40,7 @@ type subvolume struct {
 	id    uint64 // 0 if that is not known yet
 	limit int64  // that is set, in bytes
 	own   int64  // that its owner has: more than limit while it is held; 0 if it is nobody's
+	owner uint64 // tells one from the next, whose limits may be the same
 }
 
 const (
@@ -52,6 +57,7 @@ func newRecycler(b *btrfs) *recycler {
 		b: b, dirty: make(chan string, maxFree), done: make(chan struct{}),
 		known: map[string]subvolume{}, kept: map[string]bool{},
 	}
+	r.limited = sync.NewCond(&r.mu)
 	go func() {
 		defer close(r.done)
 		for name := range r.dirty {
@@ -78,10 +84,12 @@ func (r *recycler) take() (name string, sub subvolume, ok bool) {
 func (r *recycler) give(name string, sub subvolume) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.owners++
+	sub.owner = r.owners
 	r.known[name] = sub
 }
 
-// put takes a subvolume that is nobody's. It reports false where it does not want it.
+// put takes a subvolume that is disowned. It reports false where it does not want it.
 func (r *recycler) put(name string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -91,9 +99,6 @@ func (r *recycler) put(name string) bool {
 	if r.closed || len(r.free)+len(r.dirty) >= maxFree || !validName(name) {
 		return false
 	}
-	sub := r.known[name]
-	sub.own = 0
-	r.known[name] = sub
 	r.kept[name] = true
 	r.dirty <- name // there is room: only put sends, and holds the lock
 	return true

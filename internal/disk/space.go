@@ -127,11 +127,11 @@ type btrfsSpace struct {
 // yet will take.
 type spaceInfo struct{ total, used, pinned, reserved, readonly, promised int64 }
 
-// held is what nobody else can have: what is used, what is on its way to the disk,
+// taken is what nobody else can have: what is used, what is on its way to the disk,
 // and what was given back and is not free before the next commit.
-func (i spaceInfo) held() int64 { return i.used + i.pinned + i.reserved }
+func (i spaceInfo) taken() int64 { return i.used + i.pinned + i.reserved }
 
-func (i spaceInfo) free() int64 { return i.total - i.held() - i.readonly }
+func (i spaceInfo) free() int64 { return i.total - i.taken() - i.readonly }
 
 func (p btrfsSpace) sample() sample {
 	free := p.unallocated + p.data.free() - p.data.promised
@@ -139,7 +139,7 @@ func (p btrfsSpace) sample() sample {
 	// gives them back.
 	meta := p.unallocated + p.meta.free() + p.meta.readonly - p.reserve
 	s := sample{Space: Space{
-		Size: p.size, Used: p.data.held() + p.data.promised + p.meta.held(), Allocated: p.size - p.unallocated, Free: max(0, free),
+		Size: p.size, Used: p.data.taken() + p.data.promised + p.meta.taken(), Allocated: p.size - p.unallocated, Free: max(0, free),
 	}}
 	if meta < metaRoom {
 		s.Free = 0

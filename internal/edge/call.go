@@ -75,6 +75,9 @@ func (c *call) end() {
 	c.s.mu.Lock()
 	c.s.calls--
 	c.s.active = now
+	if c.s.reaped {
+		c.s.slim()
+	}
 	wake := c.s.calls == 0 && c.s.client != nil
 	c.s.mu.Unlock()
 	if wake {
@@ -178,5 +181,5 @@ func (e *Edge) with(ctx context.Context, h http.Header, id string, f func(*call)
 	}
 	defer c.end()
 	began := time.Now()
-	return c.fail(c.e.whoseDisk(c.s, began, f(c)))
+	return c.fail(c.whoseDisk(began, f(c)))
 }

@@ -207,6 +207,9 @@ func (s *sandbox) slim() {
 	spec := *s.spec
 	spec.Env = nil
 	s.spec = &spec
+	if s.calls == 0 {
+		s.cut = nil
+	}
 }
 
 // retire counts s as ended.

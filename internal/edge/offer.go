@@ -82,9 +82,9 @@ func (e *Edge) Ready() error {
 // starved is the error of a process that ended while the disk that all sandboxes
 // share was full, or had no more for this one. It may have failed for that, or
 // have taken a failed write for nothing: how it ended says nothing about it.
-func (e *Edge) starved(s *sandbox, process uint64, o *dsec.Outcome) error {
-	shared, ok := s.offer.Backend.(backend.DiskSharer)
-	if !ok || o == nil || !shared.DiskStarved(s.id, o.Started, o.Started.Add(o.Duration)) {
+func (c *call) starved(process uint64, o *dsec.Outcome) error {
+	disk, ok := c.inst.(backend.DiskUser)
+	if !ok || o == nil || !disk.DiskStarved(o.Started, o.Started.Add(o.Duration)) {
 		return nil
 	}
 	return dsec.Errorf(dsec.CodeOutcomeUnknown, "process %d ended, and while it ran the node's disk was full, or this sandbox had all that it could have of it: "+
@@ -93,14 +93,14 @@ func (e *Edge) starved(s *sandbox, process uint64, o *dsec.Outcome) error {
 
 // whoseDisk puts right what chronus, which knows of its own sandbox alone, says of
 // a file that it could not write for lack of room in a call since began.
-func (e *Edge) whoseDisk(s *sandbox, began time.Time, err error) error {
+func (c *call) whoseDisk(began time.Time, err error) error {
 	de := asError(err)
 	if de == nil || de.Code != dsec.CodeExhausted {
 		return err
 	}
 	name, full := strings.CutSuffix(de.Message, chronusapi.DiskFull)
-	shared, ok := s.offer.Backend.(backend.DiskSharer)
-	if !full || !ok || !shared.DiskStarved(s.id, began, time.Now()) {
+	disk, ok := c.inst.(backend.DiskUser)
+	if !full || !ok || !disk.DiskStarved(began, time.Now()) {
 		return err
 	}
 	return &dsec.Error{Code: dsec.CodeUnavailable, Field: de.Field, Message: name + "the node's disk, which all its sandboxes share, is full", Err: err}
@@ -109,7 +109,7 @@ func (e *Edge) whoseDisk(s *sandbox, began time.Time, err error) error {
 // ended counts a command that ended, and is the error of one whose end says nothing.
 func (c *call) ended(process uint64, o *dsec.Outcome) error {
 	c.e.metrics.command(*o)
-	err := c.e.noOutcome(c.s, process, o)
+	err := c.noOutcome(process, o)
 	if err != nil && !c.s.wasCutOff(process) {
 		c.e.metrics.starved.Inc()
 	}
@@ -117,9 +117,9 @@ func (c *call) ended(process uint64, o *dsec.Outcome) error {
 }
 
 // noOutcome is the error of a process that ended and whose end says nothing.
-func (e *Edge) noOutcome(s *sandbox, process uint64, o *dsec.Outcome) error {
-	if o != nil && s.wasCutOff(process) {
+func (c *call) noOutcome(process uint64, o *dsec.Outcome) error {
+	if o != nil && c.s.wasCutOff(process) {
 		return errCutOff(process)
 	}
-	return e.starved(s, process, o)
+	return c.starved(process, o)
 }

@@ -1,15 +1,20 @@
 package edge
 
 import (
+	"context"
+	"errors"
 	"slices"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/backend"
+	"github.com/opendsec/dsec/internal/chronusapi"
 )
 
 // A command lives no longer than its caller, and all that tells of a caller is
 // its connection. Where that broke and the caller comes back (Attach with own),
 // either it is in time and the command goes on, or the command was killed: by the
-// platform then, so that its outcome is not told as the command's own.
+// platform then, so that its outcome is not told as the command's own: not after a
+// restart of the edge either, so that it is journaled before the kill.
 
 // maxCut bounds what is remembered of one sandbox: the last ones, and more than
 // chronus lists of those that ended.
@@ -57,8 +62,8 @@ func (s *sandbox) tagOf(process uint64) string {
 }
 
 // cutOff reports whether a process whose caller is gone is to be killed, and
-// remembers that it was.
-func (s *sandbox) cutOff(process uint64) bool {
+// remembers that it was, over a restart of the edge too.
+func (e *Edge) cutOff(s *sandbox, process uint64) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.owners[process] > 0 {
@@ -67,14 +72,47 @@ func (s *sandbox) cutOff(process uint64) bool {
 	if s.cut = append(s.cut, process); len(s.cut) > maxCut {
 		s.cut = slices.Delete(s.cut, 0, 1)
 	}
+	e.writeCut(s)
 	return true
 }
 
 // spared forgets that: there was no such process to kill.
-func (s *sandbox) spared(process uint64) {
+func (e *Edge) spared(s *sandbox, process uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.cut = slices.DeleteFunc(s.cut, func(n uint64) bool { return n == process })
+	e.writeCut(s)
+}
+
+// writeCut journals what was cut off of a sandbox that runs. What a full disk keeps
+// for the ends of sandboxes is not spent on that: who breaks calls off could use it up.
+// The caller holds s.mu.
+func (e *Edge) writeCut(s *sandbox) {
+	switch {
+	case s.state != dsec.StateRunning:
+	case e.journal.Reserved():
+		e.writeAnyway(s)
+	default:
+		e.log.Warn("the disk is full: a restart forgets which commands were cut off", "sandbox", s.id)
+	}
+}
+
+// killCut kills what an earlier edge had on record as cut off, and did not live to
+// kill. Numbers are never used twice.
+func (e *Edge) killCut(s *sandbox, inst backend.Instance, cut []uint64) {
+	ctx, cancel := context.WithTimeout(e.closing, killTimeout)
+	defer cancel()
+	client := chronusapi.NewClient(inst.Dial)
+	defer client.Close()
+	list, err := client.Processes(ctx)
+	for _, p := range list {
+		if p.Outcome == nil && slices.Contains(cut, p.ID) {
+			err = errors.Join(err, client.Signal(ctx, p.ID, 9, true))
+		}
+	}
+	if err != nil {
+		e.log.Warn("command of a client that went away before the restart may go on", "sandbox", s.id, "err", err)
+	}
 }
 
 func (s *sandbox) wasCutOff(process uint64) bool {

@@ -2,6 +2,7 @@ package edge_test
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -9,6 +10,8 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/backend/fake"
+	"github.com/opendsec/dsec/internal/edge"
 	"github.com/opendsec/dsec/internal/testutil"
 	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
 )
@@ -19,24 +22,6 @@ import (
 func TestOwnedAttach(t *testing.T) {
 	n := newNode(t, nil)
 	id := n.create(&dsecv1.CreateRequest{})
-	end := func(process uint64) *dsecv1.Process {
-		t.Helper()
-		var o *dsecv1.Process
-		testutil.WaitFor(t, 10*time.Second, "the end", func() error {
-			res, err := n.process.ListProcesses(t.Context(), connect.NewRequest(&dsecv1.ListProcessesRequest{SandboxId: id}))
-			if err != nil {
-				return err
-			}
-			for _, p := range res.Msg.Processes {
-				if p.ProcessId == process && (p.Outcome != nil || p.Fault != "") {
-					o = p
-					return nil
-				}
-			}
-			return dsec.Errorf(dsec.CodeConflict, "it runs")
-		})
-		return o
-	}
 	attach := func(ctx context.Context, process uint64) *connect.ServerStreamForClient[dsecv1.ProcessEvent] {
 		t.Helper()
 		s, err := n.process.Attach(ctx, connect.NewRequest(&dsecv1.AttachRequest{SandboxId: id, ProcessId: process, Own: true}))
@@ -68,7 +53,7 @@ func TestOwnedAttach(t *testing.T) {
 	leaveThird()
 	// It is told as the platform's act to all: who lists it, who comes back for it,
 	// and who only looks.
-	if p := end(process); p.Outcome != nil || !strings.Contains(p.Fault, "was killed") {
+	if p := n.listedEnd(id, process); p.Outcome != nil || !strings.Contains(p.Fault, "was killed") {
 		t.Errorf("without a caller it ended with %v", p)
 	}
 	for _, own := range []bool{true, false} {
@@ -82,6 +67,56 @@ func TestOwnedAttach(t *testing.T) {
 			}
 		}
 		wantError(t, late.Err(), dsec.CodeOutcomeUnknown, "")
+	}
+}
+
+// listedEnd waits until a process is listed as one that ended.
+func (n *node) listedEnd(id string, process uint64) (ended *dsecv1.Process) {
+	n.t.Helper()
+	testutil.WaitFor(n.t, 10*time.Second, "the end", func() error {
+		res, err := n.process.ListProcesses(n.t.Context(), connect.NewRequest(&dsecv1.ListProcessesRequest{SandboxId: id}))
+		if err != nil {
+			return err
+		}
+		for _, p := range res.Msg.Processes {
+			if p.ProcessId == process && (p.Outcome != nil || p.Fault != "") {
+				ended = p
+				return nil
+			}
+		}
+		return errors.New("it runs")
+	})
+	return ended
+}
+
+// TestCutOffIsToldAfterARestart: the next edge knows whose outcome says nothing, and
+// kills what the last one had no time to kill. What ended by itself is told as it did.
+func TestCutOffIsToldAfterARestart(t *testing.T) {
+	for _, killed := range []bool{true, false} {
+		var k *crash
+		n := newNode(t, func(c *edge.Config, _ *fake.Options) {
+			if !killed {
+				k = arm(t, c, "cut.kill")
+			}
+		})
+		id := n.create(&dsecv1.CreateRequest{})
+		own := n.shell(id, "exit 3").ProcessId
+		process := leaveCommand(n, id)
+		if killed {
+			n.cutOff(id, process)
+			n.restart()
+		} else {
+			<-k.reached
+			before := n
+			n = newNode(t, func(c *edge.Config, o *fake.Options) { *c, o.World = k.after(before.cfg), before.opts.World })
+		}
+		if p := n.listedEnd(id, process); p.Outcome != nil || !strings.Contains(p.Fault, "was killed") {
+			t.Errorf("killed before: %v; after the restart %v", killed, p)
+		}
+		n.cutOff(id, process)
+		if p := n.listedEnd(id, own); p.Outcome.GetExitCode() != 3 || p.Fault != "" {
+			t.Errorf("one that ended by itself: %v", p)
+		}
 	}
 }
 

@@ -191,7 +191,7 @@ func (p processService) ListProcesses(ctx context.Context, req *connect.Request[
 		for i := range list {
 			m := processProto(&list[i])
 			m.Tag = c.s.tagOf(m.ProcessId)
-			if err := p.e.noOutcome(c.s, m.ProcessId, list[i].Outcome); err != nil {
+			if err := c.noOutcome(m.ProcessId, list[i].Outcome); err != nil {
 				m.Outcome, m.Fault = nil, err.Error()
 			}
 			out.Processes = append(out.Processes, m)

@@ -172,7 +172,7 @@ func (e *Edge) sandboxOf(id dsec.SandboxID, raw json.RawMessage) (*sandbox, erro
 		id: id, project: r.Project, spec: r.Spec, layerNames: r.LayerNames, requestID: r.RequestID,
 		digest: r.Digest, created: r.Created, offer: e.backends[r.Spec.Kind], state: r.State,
 		reason: r.Reason, conditions: r.Conditions, warm: r.Warm, handle: backend.Handle(r.Handle),
-		idle: r.Idle, active: now, deadline: r.Deadline, ended: r.Ended,
+		cut: r.Cut, idle: r.Idle, active: now, deadline: r.Deadline, ended: r.Ended,
 		reaped: r.State.Terminal() && !r.Ended.IsZero(),
 	}
 	if s.reaped {
@@ -256,12 +256,16 @@ func (e *Edge) adopt(ctx context.Context, s *sandbox) bool {
 	}
 	s.mu.Lock()
 	s.instance, s.release = inst, release
+	cut := slices.Clone(s.cut)
 	if s.has(conditionQuarantined) {
 		e.writeAnyway(s) // the damage itself is gone from the journal
 	}
 	s.mu.Unlock()
 	e.watch(s, inst)
 	e.arm(s)
+	if len(cut) > 0 {
+		e.run(func() { e.killCut(s, inst, cut) })
+	}
 	return true
 }
 

@@ -84,7 +84,7 @@ func (k *crash) until(f func()) (ok bool) {
 }
 
 // lead brings a node to a step of the create, the kill or the failure of one
-// sandbox with request id "r".
+// sandbox with request id "r", or of the kill of its command.
 func lead(n *node, k *crash) {
 	req := &dsecv1.CreateRequest{RequestId: "r", Labels: map[string]string{"crash": k.step}}
 	s, err := n.tryCreate(req)
@@ -96,7 +96,24 @@ func lead(n *node, k *crash) {
 		<-k.reached
 		return
 	}
+	if strings.HasPrefix(k.step, "cut.") {
+		leaveCommand(n, s.Id)
+		<-k.reached
+		return
+	}
 	_, _ = n.KillSandbox(context.Background(), connect.NewRequest(&dsecv1.KillRequest{SandboxId: s.Id}))
+}
+
+// leaveCommand starts a command of a sandbox and goes away from it.
+func leaveCommand(n *node, id string) (process uint64) {
+	ctx, leave := context.WithCancel(n.t.Context())
+	defer leave()
+	s, err := n.process.Start(ctx, connect.NewRequest(&dsecv1.StartRequest{SandboxId: id, Command: &dsecv1.Command{Shell: "sleep 1000"}}))
+	if err != nil || !s.Receive() {
+		n.t.Errorf("start: %v", err)
+		return 0
+	}
+	return s.Msg().GetStarted().GetProcessId()
 }
 
 // settle checks that a node is consistent after whatever happened: one

@@ -69,6 +69,7 @@ type record struct {
 	Deadline   time.Duration   `json:"deadline,omitempty"`
 	Handle     json.RawMessage `json:"handle,omitempty"`
 	Warm       bool            `json:"warm,omitempty"`
+	Cut        []uint64        `json:"cut,omitempty"`
 	RequestID  string          `json:"request_id,omitempty"`
 	Digest     []byte          `json:"digest,omitempty"`
 	Ended      time.Time       `json:"ended,omitzero"`
@@ -83,6 +84,9 @@ func (e *Edge) record(s *sandbox) *record {
 		State: s.state, Reason: s.reason, Conditions: s.conditions, Created: s.created,
 		Idle: s.idle, Boot: e.bootID, Deadline: s.deadline, Handle: json.RawMessage(s.handle),
 		Warm: s.warm, RequestID: s.requestID, Digest: s.digest, Ended: s.ended,
+	}
+	if !s.reaped {
+		r.Cut = s.cut
 	}
 	if s.err != nil {
 		r.RequestID, r.Digest = "", nil // free for another try
@@ -101,10 +105,10 @@ func (e *Edge) write(s *sandbox) error {
 
 // writeAnyway journals s where not to go on would be worse: a sandbox that
 // ends must end also on a full disk. The sweep of the next start finds what
-// the journal then does not say.
+// the journal then does not say. The caller holds s.mu.
 func (e *Edge) writeAnyway(s *sandbox) {
 	if err := e.write(s); err != nil {
-		e.log.Error("sandbox ends without a record", "sandbox", s.id, "state", s.state, "err", err)
+		e.log.Error("a change of a sandbox is not on record", "sandbox", s.id, "state", s.state, "err", err)
 	}
 }
 

@@ -142,9 +142,10 @@ func (ev *events) Close() {
 // kill ends everything that the command of a process started, unless somebody
 // else has come for it meanwhile. Process 0 is one that is not known.
 func (c *call) kill(process uint64) {
-	if process == 0 || !c.s.cutOff(process) {
+	if process == 0 || !c.e.cutOff(c.s, process) {
 		return
 	}
+	c.e.cfg.Crash("cut.kill")
 	select {
 	case <-c.inst.Done():
 		return // and all its processes with it
@@ -155,7 +156,7 @@ func (c *call) kill(process uint64) {
 	switch err := c.client.Signal(ctx, process, 9, true); {
 	case err == nil:
 	case dsec.CodeOf(err) == dsec.CodeNotFound:
-		c.s.spared(process)
+		c.e.spared(c.s, process)
 	default:
 		c.e.log.Warn("command of a client that went away is not killed", "sandbox", c.s.id, "process", process, "err", err)
 	}

@@ -24,6 +24,7 @@ type instance struct {
 	limits dsec.Limits
 	layers []backend.Layer
 	handle backend.Handle
+	volume *disk.Volume // stays when it is removed: it knows when it was held
 
 	done chan struct{} // closed when PID 1 ended, or was given up
 
@@ -31,7 +32,6 @@ type instance struct {
 
 	mu        sync.Mutex
 	sh        *shell
-	volume    *disk.Volume
 	held      []backend.Layer // references to give back
 	cpus      []int
 	exit      backend.Exit
@@ -120,14 +120,8 @@ func (i *instance) Usage(context.Context) (dsec.Usage, error) {
 	if err != nil {
 		return u, err
 	}
-	i.mu.Lock()
-	volume := i.volume
-	i.mu.Unlock()
-	if volume == nil {
-		return u, dsec.Errorf(dsec.CodeLost, "the sandbox is gone")
-	}
 	u.Pids++ // chronus, which is outside of the limits
-	d, err := volume.Usage()
+	d, err := i.volume.Usage()
 	u.DiskBytes, u.DiskInodes, u.DiskLimit = d.Bytes, d.Inodes, i.limits.DiskBytes
 	return u, err
 }
@@ -212,7 +206,6 @@ func (i *instance) destroy(ctx context.Context) error {
 		if err := i.volume.Remove(ctx); err != nil {
 			return i.failed(err)
 		}
-		i.volume = nil
 	}
 	i.b.crash("remove-slot")
 	if i.sh != nil {

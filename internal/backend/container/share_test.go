@@ -83,15 +83,22 @@ func TestDiskHog(t *testing.T) {
 		if o := s.sh("dd if=/dev/zero of=/mine bs=1M count=4 2>&1"); o.Code != 0 {
 			t.Errorf("%s cannot write: %s", name, o.out)
 		}
-		if h.b.DiskStarved(s.id, begun, time.Now()) {
+		if s.i.(backend.DiskUser).DiskStarved(begun, time.Now()) {
 			t.Errorf("%s has no outcome", name)
 		}
 	}
-	if !h.b.DiskStarved(hog.id, begun, time.Now()) {
+	starved := hog.i.(backend.DiskUser).DiskStarved
+	if !starved(begun, time.Now()) {
 		t.Error("what was stopped has an outcome")
 	}
 	if o := hog.sh("rm /all && echo gone"); o.out != "gone\n" {
 		t.Errorf("it cannot remove its file: %q", o.out)
+	}
+	ended := time.Now()
+	_ = hog.client.Close()
+	check(t, hog.i.Destroy(t.Context()))
+	if !starved(begun, ended) {
+		t.Error("what was stopped has an outcome once its sandbox is gone")
 	}
 }
 

@@ -103,15 +103,13 @@ func New(opts Options) *Backend {
 // World returns the world that the backend's instances are in.
 func (b *Backend) World() *World { return b.world }
 
-var _ backend.DiskSharer = (*Backend)(nil)
+var (
+	_ backend.DiskSharer = (*Backend)(nil)
+	_ backend.DiskUser   = (*Instance)(nil)
+)
 
 // DiskSpace implements backend.DiskSharer: memory is not shared by a limit.
 func (b *Backend) DiskSpace() (space backend.DiskSpace, ok bool, err error) { return }
-
-// DiskStarved implements backend.DiskSharer.
-func (b *Backend) DiskStarved(_ dsec.SandboxID, from, until time.Time) bool {
-	return b.opts.DiskStarved != nil && b.opts.DiskStarved(from, until)
-}
 
 // DiskMost implements backend.DiskSharer.
 func (b *Backend) DiskMost() (int64, bool) { return b.opts.DiskMost, b.opts.DiskMost > 0 }
@@ -148,6 +146,11 @@ func (b *Backend) Create(ctx context.Context, req backend.CreateRequest) (backen
 	}
 	b.world.instances[req.ID] = m
 	return &Instance{machine: m, b: b}, nil
+}
+
+// DiskStarved implements backend.DiskUser.
+func (i *Instance) DiskStarved(from, until time.Time) bool {
+	return i.b.opts.DiskStarved != nil && i.b.opts.DiskStarved(from, until)
 }
 
 // handle is what Recover needs.
