@@ -154,7 +154,7 @@ type ListOptions struct {
 	Job    string
 	Labels map[string]string
 	States []dsec.State
-	// PageSize is how many are fetched at once: 1 to 1000; 0 is 100.
+	// PageSize is how many are fetched at once at the most: 1 to 1000; 0 is 100.
 	PageSize int
 }
 

@@ -4,15 +4,21 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
+	"net/http"
 	"slices"
 	"strings"
 	"testing"
+
+	"connectrpc.com/connect"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/client"
 	"github.com/opendsec/dsec/internal/store"
 	"github.com/opendsec/dsec/internal/testutil"
+	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
+	"github.com/opendsec/dsec/proto/dsec/v1/dsecv1connect"
 )
 
 func options() client.SandboxOptions { return client.SandboxOptions{Backend: "fake"} }
@@ -152,6 +158,41 @@ func TestBatchAndList(t *testing.T) {
 				t.Errorf("page of %d: %v", size, err)
 			}
 		}
+	}
+}
+
+// TestBatchOfLongRequests: a batch that is more than one message to an edge takes.
+func TestBatchOfLongRequests(t *testing.T) {
+	r := newRig(t, newStub("fake"))
+	long := options()
+	long.Env = map[string]string{}
+	for i := range 4 {
+		long.Env[fmt.Sprintf("K%d", i)] = strings.Repeat("x", 60_000)
+	}
+	made, err := r.client(r.secret).CreateSandboxes(t.Context(), 100, long)
+	check(t, err)
+	ids := map[dsec.SandboxID]bool{}
+	for i := range made {
+		check(t, made[i].Err)
+		ids[made[i].Sandbox.ID()] = true
+	}
+	if len(ids) != 100 {
+		t.Errorf("%d sandboxes, want 100", len(ids))
+	}
+}
+
+// TestLongestOutput: as much output as an Exec may ask for passes.
+func TestLongestOutput(t *testing.T) {
+	stub := newStub("fake")
+	stub.output = make([]byte, 64<<20)
+	r := newRig(t, stub)
+	calls := dsecv1connect.NewProcessServiceClient(http.DefaultClient, r.url)
+	req := connect.NewRequest(&dsecv1.ExecRequest{SandboxId: string(dsec.NewSandboxID(stub.id)), Command: &dsecv1.Command{Argv: []string{"x"}}})
+	req.Header().Set("Authorization", "Bearer "+r.secret)
+	res, err := calls.Exec(t.Context(), req)
+	check(t, err)
+	if len(res.Msg.Stdout) != len(stub.output) {
+		t.Errorf("%d bytes, want %d", len(res.Msg.Stdout), len(stub.output))
 	}
 }
 

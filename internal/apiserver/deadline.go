@@ -101,6 +101,7 @@ func bodyDeadlines(next http.Handler) http.Handler {
 			return
 		}
 		_ = body.conn.EnableFullDuplex()
+		body.drains = true
 		next.ServeHTTP(w, r)
 		body.drain()
 	})
@@ -148,6 +149,16 @@ type timedBody struct {
 	answer http.Header
 	set    bool
 	done   bool
+	drains bool
+}
+
+// Close implements io.Closer. A body that is to be drained is the server's to
+// close, after that: the protocol library closes it as soon as it has failed.
+func (b *timedBody) Close() error {
+	if b.drains {
+		return nil
+	}
+	return b.ReadCloser.Close()
 }
 
 func (b *timedBody) Read(p []byte) (int, error) {

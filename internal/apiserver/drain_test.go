@@ -15,7 +15,10 @@ import (
 // gets the answer to one that was refused at once. The size is more than the
 // sockets' buffers and what net/http itself takes.
 func TestAnAnswerBeforeTheEndOfAnUploadArrives(t *testing.T) {
-	refuse := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNotFound) })
+	refuse := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_ = r.Body.Close() // as the protocol library does
+		w.WriteHeader(http.StatusNotFound)
+	})
 	srv := httptest.NewServer(bodyDeadlines(refuse))
 	defer srv.Close()
 	conn, err := net.Dial("tcp", srv.Listener.Addr().String())

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"golang.org/x/sync/errgroup"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/apierr"
@@ -63,16 +64,35 @@ func (s *Server) createAt(ctx context.Context, id dsec.EdgeID, items []*dsecv1.C
 		return slices.Repeat([]*dsecv1.BatchCreateItem{failed(dsec.Errorf(dsec.CodeUnavailable, "the node is gone"))}, len(idx))
 	}
 	defer edge.Placed(len(idx))()
-	msg := &dsecv1.CreateSandboxesRequest{}
-	for _, i := range idx {
-		msg.Items = append(msg.Items, items[i])
+	results := make([]*dsecv1.BatchCreateItem, 0, len(idx))
+	for len(results) < len(idx) {
+		msg, size := &dsecv1.CreateSandboxesRequest{}, 0
+		for _, i := range idx[len(results):] {
+			if size += proto.Size(items[i]); len(msg.Items) > 0 && size > maxCreates {
+				break
+			}
+			msg.Items = append(msg.Items, items[i])
+		}
+		results = append(results, s.createSome(ctx, edge, msg)...)
 	}
+	return results
+}
+
+// maxCreates is about the most bytes of creates in one message to an edge, which
+// takes 16 MiB: a template may have much more times its count.
+const maxCreates = 8 << 20
+
+// createSome makes what msg asks for, with a result for each item.
+func (s *Server) createSome(ctx context.Context, edge *watcher.Edge, msg *dsecv1.CreateSandboxesRequest) []*dsecv1.BatchCreateItem {
 	res, err := forward(ctx, edgeClient(edge), dsecv1connect.EdgeServiceClient.CreateSandboxes, msg)
-	if err == nil && len(res.Msg.Items) != len(idx) {
+	if err == nil && len(res.Msg.Items) != len(msg.Items) {
 		err = dsec.Errorf(dsec.CodeOutcomeUnknown, "the node answered only in part")
 	}
 	if err != nil {
-		return slices.Repeat([]*dsecv1.BatchCreateItem{failed(err)}, len(idx))
+		if e := apierr.Safe(err); e.Code == dsec.CodeInternal {
+			s.log.Error("creates failed", "count", len(msg.Items), "err", err, "cause", e.Err)
+		}
+		return slices.Repeat([]*dsecv1.BatchCreateItem{failed(err)}, len(msg.Items))
 	}
 	return res.Msg.Items
 }

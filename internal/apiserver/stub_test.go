@@ -49,6 +49,7 @@ type stubEdge struct {
 	down     bool
 	refuse   error                     // what a create answers
 	fail     error                     // what Exec and RunCommand answer
+	output   []byte                    // of Exec
 	keys     map[string]dsec.SandboxID // project + request id
 	bodies   map[dsec.SandboxID][]byte // body digests
 	projects map[dsec.SandboxID]string
@@ -71,7 +72,7 @@ func newStub(kind dsec.Kind) *stubEdge {
 
 func (e *stubEdge) handler() http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle(dsecv1connect.NewEdgeServiceHandler(e))
+	mux.Handle(dsecv1connect.NewEdgeServiceHandler(e, connect.WithReadMaxBytes(16<<20)))
 	mux.Handle(dsecv1connect.NewProcessServiceHandler(e))
 	mux.Handle(dsecv1connect.NewSessionServiceHandler(e))
 	mux.Handle(dsecv1connect.NewFileServiceHandler(e))
@@ -172,7 +173,7 @@ func (e *stubEdge) Exec(ctx context.Context, _ *connect.Request[dsecv1.ExecReque
 	if err != nil {
 		return nil, err
 	}
-	return connect.NewResponse(&dsecv1.ExecResponse{Outcome: done()}), nil
+	return connect.NewResponse(&dsecv1.ExecResponse{Outcome: done(), Stdout: e.output}), nil
 }
 
 func (e *stubEdge) Start(ctx context.Context, _ *connect.Request[dsecv1.StartRequest], out *connect.ServerStream[dsecv1.ProcessEvent]) error {

@@ -10,14 +10,15 @@ import (
 const maxHeader = 32 << 10
 
 // HTTPServer is an http.Server for h with the limits that keep a slow or
-// oversized client from holding the apiserver: HTTP/1.1 and HTTP/2, the latter
-// also without TLS.
+// oversized client, or one of very many connections, from holding the apiserver:
+// HTTP/1.1 and HTTP/2, the latter also without TLS.
 func HTTPServer(h http.Handler, log *slog.Logger) *http.Server {
 	srv := &http.Server{
 		Handler:           h,
 		ReadHeaderTimeout: 10 * time.Second,
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    maxHeader,
+		ConnState:         boundConns().state,
 		Protocols:         new(http.Protocols),
 		HTTP2:             &http.HTTP2Config{MaxConcurrentStreams: 4096, SendPingTimeout: 30 * time.Second, PingTimeout: 15 * time.Second},
 		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug),

@@ -27,6 +27,7 @@ const (
 	maxEnvBytes  = 256 << 10
 	maxLabels    = 64
 	maxLabel     = 256 // characters
+	maxLabelsLen = 64 << 10
 	maxRequestID = 128 // characters
 	maxUser      = 256
 	maxPath      = 4096
@@ -195,7 +196,11 @@ func checkLabels(labels map[string]string) error {
 	if len(labels) > maxLabels {
 		return dsec.Invalid("labels", "want at most %d, got %d", maxLabels, len(labels))
 	}
+	size := 0
 	for k, v := range labels {
+		if size += len(k) + len(v); size > maxLabelsLen {
+			return dsec.Invalid("labels", "want at most %d bytes in all", maxLabelsLen)
+		}
 		if k == "" {
 			return dsec.Invalid("labels", "want names that are not empty")
 		}

@@ -69,7 +69,23 @@ type Config struct {
 
 	// clock is the time since boot; tests have their own.
 	clock func() time.Duration
+	// texts bounds records and output in memory; tests have smaller ones.
+	texts textBounds
 }
+
+// textBounds are the most bytes of what callers and commands choose.
+type textBounds struct {
+	live  int   // of the records of sandboxes that have not ended
+	ended int   // of the others, of which the oldest go first
+	held  int64 // of the output that all Exec calls hold together
+	// page ends a page of a list early, so that long labels of many sandboxes are
+	// not in one message.
+	page int
+}
+
+// Records are in memory and in both copies of the journal, and a restarted edge
+// reads them before it answers.
+var defaultTexts = textBounds{live: 256 << 20, ended: 64 << 20, held: 512 << 20, page: 8 << 20}
 
 // Layers is what the edge needs of the node's layer store; *layer.Store is one.
 type Layers interface {
@@ -105,6 +121,9 @@ func (c Config) withDefaults() Config {
 		c.Logger = slog.Default()
 	}
 	c.Logger = c.Logger.With("component", "edge")
+	if c.texts == (textBounds{}) {
+		c.texts = defaultTexts
+	}
 	if c.clock == nil {
 		c.clock = bootClock
 	}

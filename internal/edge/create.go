@@ -66,6 +66,8 @@ func (e *Edge) claim(c *create) (s *sandbox, mine bool, err error) {
 		return nil, false, roomErr
 	case e.live >= e.cfg.MaxSandboxes:
 		return nil, false, dsec.Errorf(dsec.CodeExhausted, "the node has %d sandboxes, which is its most", e.live)
+	case e.liveSize+textSize(c.spec) > e.cfg.texts.live:
+		return nil, false, dsec.Errorf(dsec.CodeExhausted, "the environments and labels of the node's sandboxes have %d bytes, which is about their most", e.liveSize)
 	}
 	now := e.clock()
 	s = &sandbox{
@@ -81,6 +83,8 @@ func (e *Edge) claim(c *create) (s *sandbox, mine bool, err error) {
 		e.keys[key] = s
 	}
 	e.live++
+	s.size = textSize(c.spec)
+	e.liveSize += s.size
 	return s, true, nil
 }
 
@@ -92,6 +96,7 @@ func (e *Edge) forget(s *sandbox) {
 	delete(e.sandboxes, s.id)
 	e.freeKey(s)
 	e.live--
+	e.liveSize -= s.size
 }
 
 // freeKey lets another create have the request id of s. The caller holds e.mu.

@@ -55,14 +55,16 @@ type Edge struct {
 	draining  atomic.Bool
 	calls     atomic.Int64 // in progress
 	quiet     chan struct{}
-	buffered  atomic.Int64 // bytes of Exec output in memory
+	output    heldOutput // of Exec calls
 	goroutine sync.WaitGroup
 
 	mu        sync.RWMutex
 	sandboxes map[dsec.SandboxID]*sandbox
 	keys      map[requestKey]*sandbox
 	live      int        // sandboxes that hold objects or soon will
+	liveSize  int        // bytes of what their callers gave of text
 	ended     []*sandbox // oldest first
+	endedSize int
 }
 
 // requestKey names a create for its repetitions.
@@ -80,7 +82,7 @@ func New(cfg Config) (*Edge, error) {
 	}
 	e := &Edge{
 		cfg: cfg, log: cfg.Logger, backends: make(map[dsec.Kind]*offer),
-		clock: cfg.clock, creates: make(chan struct{}, cfg.CreateConcurrency), quiet: make(chan struct{}, 1),
+		clock: cfg.clock, output: heldOutput{most: cfg.texts.held}, creates: make(chan struct{}, cfg.CreateConcurrency), quiet: make(chan struct{}, 1),
 		sandboxes: make(map[dsec.SandboxID]*sandbox), keys: make(map[requestKey]*sandbox),
 	}
 	e.closing, e.close = context.WithCancelCause(context.Background())

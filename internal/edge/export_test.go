@@ -14,6 +14,12 @@ func WithClock(c Config, clock func() time.Duration) Config {
 	return c
 }
 
+// WithTexts makes an edge hold less of records and output.
+func WithTexts(c Config, live, ended int, held int64, page int) Config {
+	c.texts = textBounds{live, ended, held, page}
+	return c
+}
+
 // Calls is how many requests are in progress.
 func (e *Edge) Calls() int64 { return e.calls.Load() }
 

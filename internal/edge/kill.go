@@ -214,9 +214,15 @@ func (s *sandbox) slim() {
 
 // retire counts s as ended.
 func (e *Edge) retire(s *sandbox) {
+	s.mu.Lock()
+	size := textSize(s.spec)
+	s.mu.Unlock()
 	e.mu.Lock()
 	e.live--
+	e.liveSize -= s.size
+	s.size = size
 	e.ended = append(e.ended, s)
+	e.endedSize += size
 	e.mu.Unlock()
 	e.dropOld()
 }
@@ -241,15 +247,32 @@ func (e *Edge) dropOld() {
 	}
 }
 
-// maxEnded bounds the records of ended sandboxes; the oldest go first.
+// maxEnded bounds the records of ended sandboxes, as textBounds does; the oldest go first.
 const maxEnded = 100_000
+
+// textSize is the bytes of a sandbox's record that its caller chose.
+func textSize(spec *dsec.Spec) int {
+	n := len(spec.Job) + len(spec.User) + len(spec.Workdir)
+	for _, kv := range spec.Env {
+		n += len(kv)
+	}
+	for k, v := range spec.Labels {
+		n += len(k) + len(v)
+	}
+	for _, digest := range spec.Layers {
+		n += len(digest)
+	}
+	return n
+}
 
 // expired takes the records out whose time is over. The caller holds e.mu.
 func (e *Edge) expired() []*sandbox {
-	n := max(0, len(e.ended)-maxEnded)
-	for n < len(e.ended) && e.clock()-e.ended[n].endedAt > e.cfg.Retention {
+	n, keep := 0, e.endedSize
+	for n < len(e.ended) && (len(e.ended)-n > maxEnded || keep > e.cfg.texts.ended || e.clock()-e.ended[n].endedAt > e.cfg.Retention) {
+		keep -= e.ended[n].size
 		n++
 	}
+	e.endedSize = keep
 	old := e.ended[:n:n]
 	e.ended = e.ended[n:]
 	for _, s := range old {

@@ -16,9 +16,6 @@ import (
 // processService serves ProcessService.
 type processService struct{ e *Edge }
 
-// maxBuffered bounds the output that all Exec calls of the edge hold together.
-const maxBuffered = 512 << 20
-
 // Exec runs a command and collects its output.
 func (p processService) Exec(ctx context.Context, req *connect.Request[dsecv1.ExecRequest]) (*connect.Response[dsecv1.ExecResponse], error) {
 	c, err := p.e.enter(ctx, req.Header(), req.Msg.SandboxId)
@@ -58,8 +55,7 @@ const maxTag = 64
 // collect reads events to the exit.
 func (p processService) collect(ev *events, tag string) (*dsecv1.ExecResponse, error) {
 	out := new(dsecv1.ExecResponse)
-	held := int64(0)
-	defer func() { p.e.buffered.Add(-held) }()
+	defer p.e.output.release(ev.c)
 	for {
 		e, err := ev.Next()
 		if err != nil {
@@ -75,11 +71,7 @@ func (p processService) collect(ev *events, tag string) (*dsecv1.ExecResponse, e
 				defer ev.c.s.tagged(e.Process, tag)()
 			}
 		case chronusapi.EventOutput:
-			n := int64(len(e.Data))
-			held += n
-			if p.e.buffered.Add(n) > maxBuffered {
-				return nil, dsec.Errorf(dsec.CodeExhausted, "the edge holds too much output of commands; the command was killed: use Start")
-			}
+			p.e.output.add(ev.c, int64(len(e.Data)))
 			if e.Stream == chronusapi.Stderr {
 				out.Stderr = append(out.Stderr, e.Data...)
 			} else {

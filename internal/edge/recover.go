@@ -148,9 +148,11 @@ func (e *Edge) restore() (todo []*sandbox) {
 		}
 		if s.reaped {
 			e.ended = append(e.ended, s)
+			e.endedSize += s.size
 			continue
 		}
 		e.live++
+		e.liveSize += s.size
 		todo = append(todo, s)
 	}
 	slices.SortFunc(e.ended, func(a, b *sandbox) int { return a.ended.Compare(b.ended) })
@@ -173,7 +175,7 @@ func (e *Edge) sandboxOf(id dsec.SandboxID, raw json.RawMessage) (*sandbox, erro
 		digest: r.Digest, created: r.Created, offer: e.backends[r.Spec.Kind], state: r.State,
 		reason: r.Reason, conditions: r.Conditions, warm: r.Warm, handle: backend.Handle(r.Handle),
 		cut: r.Cut, idle: r.Idle, active: now, deadline: r.Deadline, ended: r.Ended,
-		reaped: r.State.Terminal() && !r.Ended.IsZero(),
+		reaped: r.State.Terminal() && !r.Ended.IsZero(), size: textSize(r.Spec),
 	}
 	if s.reaped {
 		s.endedAt = now - max(0, time.Since(r.Ended))

@@ -49,6 +49,9 @@ type sandbox struct {
 	endedAt    time.Duration // the same on the boot clock
 	changed    chan struct{} // closed at the next change; nil if nobody waits
 
+	// Of the edge's table, under its mutex.
+	size int // what its spec counts for in liveSize or endedSize
+
 	// Of timers, under their mutex.
 	timerAt    time.Duration
 	timerIndex int

@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/opendsec/dsec"
@@ -171,12 +172,15 @@ func (v service) ListSandboxes(_ context.Context, req *connect.Request[dsecv1.Li
 	found := v.e.match(project, m)
 	slices.SortFunc(found, func(a, b *sandbox) int { return strings.Compare(string(a.id), string(b.id)) })
 	out := new(dsecv1.ListResponse)
-	if len(found) > size {
-		found = found[:size]
-		out.NextPageToken = string(found[size-1].id)
-	}
-	for _, s := range found {
-		out.Sandboxes = append(out.Sandboxes, v.e.proto(s))
+	bytes := 0
+	for i, s := range found {
+		if i == size || bytes > v.e.cfg.texts.page {
+			out.NextPageToken = string(found[i-1].id)
+			break
+		}
+		item := v.e.proto(s)
+		bytes += proto.Size(item)
+		out.Sandboxes = append(out.Sandboxes, item)
 	}
 	return connect.NewResponse(out), nil
 }

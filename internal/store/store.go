@@ -21,6 +21,7 @@ import (
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.etcd.io/etcd/server/v3/etcdserver/api/v3client"
 	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
 
 	"github.com/opendsec/dsec"
 )
@@ -98,7 +99,7 @@ func (s *Store) embed(ctx context.Context, dir string) error {
 	cfg.EnableGRPCGateway = false
 	cfg.TickMs, cfg.ElectionMs = 10, 100
 	cfg.AutoCompactionMode, cfg.AutoCompactionRetention = "revision", "10000"
-	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
+	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(lastWords(s.log))
 	etcd, err := embed.StartEtcd(cfg)
 	if err != nil {
 		return fmt.Errorf("etcd in %s: %w", dir, err)
@@ -114,6 +115,15 @@ func (s *Store) embed(ctx context.Context, dir string) error {
 	}
 	s.etcd, s.client = etcd, v3client.New(etcd.Server)
 	return nil
+}
+
+// lastWords is a logger for etcd, which ends the process where it cannot go on,
+// as for want of disk or descriptors: the log then tells why. All else that it
+// says is not for this process's log.
+func lastWords(log *slog.Logger) *zap.Logger {
+	lines := zapcore.AddSync(slog.NewLogLogger(log.Handler(), slog.LevelError).Writer())
+	encoder := zapcore.NewConsoleEncoder(zapcore.EncoderConfig{MessageKey: "msg"})
+	return zap.New(zapcore.NewCore(encoder, lines, zapcore.DPanicLevel))
 }
 
 // Close ends the client and an embedded etcd. Close the caches first.

@@ -2,11 +2,16 @@ package store
 
 import (
 	"fmt"
+	"log/slog"
+	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
 	"go.uber.org/goleak"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/testutil"
@@ -149,4 +154,20 @@ func TestOneStoreForOneDirectory(t *testing.T) {
 
 func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("go.etcd.io/etcd/client/v3.(*lessor).keepAliveCtxCloser"))
+}
+
+// TestLastWords: what etcd ends the process for is told, and what it says else is not.
+func TestLastWords(t *testing.T) {
+	var out strings.Builder
+	log := lastWords(slog.New(slog.NewTextHandler(&out, nil))).WithOptions(zap.WithFatalHook(zapcore.WriteThenPanic))
+	log.Warn("slow")
+	if out.Len() > 0 {
+		t.Errorf("logged %q for a warning", out.String())
+	}
+	defer func() {
+		if recover() == nil || !strings.Contains(out.String(), "failed to purge") || !strings.Contains(out.String(), "too many open files") {
+			t.Errorf("logged %q", out.String())
+		}
+	}()
+	log.Fatal("failed to purge wal file", zap.Error(syscall.EMFILE))
 }

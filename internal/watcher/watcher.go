@@ -138,13 +138,17 @@ func newEdge(ep Endpoint) *Edge {
 		edge = caller{short}
 	}
 	const base = "http://edge"
-	opts := connect.WithClientOptions(connect.WithReadMaxBytes(64<<20), connect.WithAcceptCompression("gzip", nil, nil))
+	opts := connect.WithClientOptions(connect.WithReadMaxBytes(maxAnswer), connect.WithAcceptCompression("gzip", nil, nil))
 	e.EdgeServiceClient = dsecv1connect.NewEdgeServiceClient(edge, base, opts)
 	e.Process = dsecv1connect.NewProcessServiceClient(edge, base, opts)
 	e.Session = dsecv1connect.NewSessionServiceClient(edge, base, opts)
 	e.File = dsecv1connect.NewFileServiceClient(edge, base, opts)
 	return e
 }
+
+// maxAnswer bounds one message of an edge: the longest output of an Exec, 64
+// MiB, and what stands beside it.
+const maxAnswer = 65 << 20
 
 // caller makes calls by a transport alone: an edge sends no redirects, sets no
 // cookies, and has no proxy before it.

@@ -546,7 +546,8 @@ type ListRequest struct {
 	Labels map[string]string `protobuf:"bytes,2,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// Any of these; empty: all that have not ended.
 	States []string `protobuf:"bytes,3,rep,name=states,proto3" json:"states,omitempty"`
-	// 1 to 1000; 0 is 100.
+	// The most sandboxes of one page, 1 to 1000; 0 is 100. A page of 8 MiB ends
+	// earlier: only a page without a next_page_token is the last.
 	PageSize      int32  `protobuf:"varint,4,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
 	PageToken     string `protobuf:"bytes,5,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
 	unknownFields protoimpl.UnknownFields
