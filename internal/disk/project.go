@@ -15,9 +15,9 @@ import (
 
 // project bounds directories of the file system that Dir is on by project
 // quotas: what is made below a volume belongs to the volume's project. A
-// process with CAP_SYS_RESOURCE over the host is not bound on ext4: whoever
-// mounts an overlay on a volume must not have it then, since writes are made
-// with the mounter's rights.
+// process with CAP_SYS_RESOURCE over the host is not bound on ext4. Writes to an
+// overlay are made with the rights of who mounted it, but for this one, which
+// overlayfs leaves out.
 type project struct {
 	s      *Store
 	fd     int // of Dir/volumes
@@ -25,7 +25,7 @@ type project struct {
 	wakeup chan struct{}
 
 	mu  sync.Mutex
-	ids map[uint32]string // project ids in use, and by which volume
+	ids map[uint32]string // project ids of which there are files, and the name of the volume that they are in
 }
 
 const (
@@ -49,26 +49,36 @@ func openProject(s *Store) (driver, error) {
 		_, _ = p.close(), p.destroy() // removes empty directories only
 		return nil, err
 	}
-	names, err := p.list()
-	if err != nil {
+	// What is in the trash has its project still, and is counted.
+	if err := errors.Join(p.known(p.trash), p.known(p.fd)); err != nil {
 		return nil, errors.Join(err, p.close())
-	}
-	for _, name := range names {
-		fd, err := openDirAt(p.fd, name)
-		if err == nil {
-			var id uint32
-			if id, err = projectOf(fd); err == nil && id >= firstProject {
-				p.ids[id] = name
-			}
-			_ = unix.Close(fd)
-		}
-		if err != nil {
-			return nil, errors.Join(err, p.close())
-		}
 	}
 	p.wakeup <- struct{}{} // for what an earlier edge left in the trash
 	s.wg.Go(p.empty)
 	return p, nil
+}
+
+// known notes the projects of the directories in dir.
+func (p *project) known(dir int) error {
+	names, err := readNames(dir, ".")
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		fd, err := openDirAt(dir, name)
+		if err != nil {
+			return err
+		}
+		id, err := projectOf(fd)
+		_ = unix.Close(fd)
+		if err != nil {
+			return err
+		}
+		if id >= firstProject {
+			p.ids[id] = name
+		}
+	}
+	return nil
 }
 
 // probe tries on a directory of its own whether a limit sticks.
@@ -88,7 +98,7 @@ func (p *project) probe() error {
 		return unsupported("project quotas: %w", err)
 	}
 	var q dqblk
-	err = p.quotactl(getQuota, id, &q)
+	err = quotactl(p.fd, getQuota, id, &q)
 	_ = p.limit(id, 0, 0)
 	if err != nil || q.blockHard != 1024 || q.inodeHard != 100 {
 		return unsupported("project quotas do not keep a limit: %v", err)
@@ -165,7 +175,7 @@ func (p *project) usage(name string) (Usage, error) {
 		return Usage{}, err
 	}
 	var q dqblk
-	if err := p.quotactl(getQuota, n, &q); err != nil {
+	if err := quotactl(p.fd, getQuota, n, &q); err != nil {
 		return Usage{}, err
 	}
 	return Usage{Bytes: int64(q.space), Inodes: int64(q.inodes)}, nil
@@ -191,21 +201,36 @@ func (p *project) empty() {
 			return
 		case <-p.wakeup:
 		}
+		// Before, since what is removed meanwhile may still be in the trash after.
+		ids := p.removed()
 		if err := emptyDir(p.trash, p.s.stop); err != nil {
 			p.s.log.Warn("disk: trash", "err", err)
 			continue
 		}
-		p.mu.Lock()
-		for n, name := range p.ids {
-			if unix.Faccessat(p.fd, name, unix.F_OK, unix.AT_SYMLINK_NOFOLLOW) != nil {
-				if err := p.limit(n, 0, 0); err != nil {
-					p.s.log.Warn("disk: project", "id", n, "err", err)
-				}
-				delete(p.ids, n)
-			}
+		select {
+		case <-p.s.stop:
+			return // perhaps in the middle
+		default:
 		}
-		p.mu.Unlock()
+		for _, id := range ids {
+			if err := p.limit(id, 0, 0); err != nil {
+				p.s.log.Warn("disk: project", "id", id, "err", err)
+			}
+			p.free(id)
+		}
 	}
+}
+
+// removed has the projects whose volumes are no more.
+func (p *project) removed() (ids []uint32) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for id, name := range p.ids {
+		if unix.Faccessat(p.fd, name, unix.F_OK, unix.AT_SYMLINK_NOFOLLOW) != nil {
+			ids = append(ids, id)
+		}
+	}
+	return ids
 }
 
 // emptyDir removes everything in a directory, however deep the tree that a
@@ -287,17 +312,26 @@ func (p *project) destroy() error {
 	if err != nil {
 		return err
 	}
-	err = emptyDir(int(trash.Fd()), nil)
-	return errors.Join(err, trash.Close(), os.Remove(p.s.path(trashName)), os.Remove(p.s.path(volumesName)))
+	fd := int(trash.Fd())
+	errs := []error{emptyDir(fd, nil)}
+	for id := range p.ids { // the emptier, which took them back, has ended
+		errs = append(errs, setLimit(fd, id, 0, 0))
+	}
+	return errors.Join(append(errs, trash.Close(), os.Remove(p.s.path(trashName)), os.Remove(p.s.path(volumesName)))...)
 }
 
 func (p *project) limit(id uint32, bytes, inodes int64) error {
-	q := dqblk{blockHard: uint64(bytes+1023) / 1024, inodeHard: uint64(inodes), valid: quotaLimits}
-	return p.quotactl(setQuota, id, &q)
+	return setLimit(p.fd, id, bytes, inodes)
 }
 
-func (p *project) quotactl(command uint, id uint32, q *dqblk) error {
-	_, _, e := unix.Syscall6(unix.SYS_QUOTACTL_FD, uintptr(p.fd), uintptr(command<<8|projectQuota), uintptr(id),
+// setLimit bounds a project of the file system that fd is on; 0 is no limit.
+func setLimit(fd int, id uint32, bytes, inodes int64) error {
+	q := dqblk{blockHard: uint64(bytes+1023) / 1024, inodeHard: uint64(inodes), valid: quotaLimits}
+	return quotactl(fd, setQuota, id, &q)
+}
+
+func quotactl(fd int, command uint, id uint32, q *dqblk) error {
+	_, _, e := unix.Syscall6(unix.SYS_QUOTACTL_FD, uintptr(fd), uintptr(command<<8|projectQuota), uintptr(id),
 		uintptr(unsafe.Pointer(q)), 0, 0)
 	runtime.KeepAlive(q)
 	if e != 0 {

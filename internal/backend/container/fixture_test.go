@@ -180,6 +180,10 @@ func newHost(t testing.TB, change func(*Config)) *host {
 	}
 	h.open()
 	t.Cleanup(func() { h.removeAll(t) })
+	// The guest says what its disk must have given.
+	if want := os.Getenv("DSEC_TEST_DISK"); want != "" && h.b.disk.Driver() != want {
+		t.Fatalf("volumes are bounded by %s, want %s", h.b.disk.Driver(), want)
+	}
 	check(t, h.b.Sweep(t.Context(), nil))
 	return h
 }
