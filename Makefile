@@ -19,6 +19,9 @@ OUT          := build/test
 # .ci/run sets it: the only tests that may be skipped there.
 SKIPS        ?=
 TESTSUM      := $(OUT)/testsum $(if $(SKIPS),-skips $(SKIPS))
+# scripts/test sets it: the file that holds which tests unit left, by which
+# root-test then runs those alone.
+AGAIN        ?=
 # Root tests change the machine's kernel state, so one package at a time.
 ROOT_PKGS     = $(shell grep -rl --include='*_test.go' 'testutil\.Root\b' cmd internal test 2>/dev/null | xargs -rn1 dirname | sort -u | sed 's|^|./|')
 CRASH_PKGS    = $(shell grep -rl --include='*_test.go' '^func TestCrash' cmd internal test 2>/dev/null | xargs -rn1 dirname | sort -u | sed 's|^|./|')
@@ -64,11 +67,13 @@ $(OUT)/testsum: $(wildcard scripts/testsum/*.go)
 	@$(GO) build -o $@ ./scripts/testsum
 
 unit: generate $(OUT)/testsum ## tests that need no root, with the race detector
-	DSEC_WITHOUT=root $(GO) test -race -json ./... | $(TESTSUM)
+	@$(if $(AGAIN),rm -f $(AGAIN))
+	DSEC_WITHOUT=root $(GO) test -race -json ./... | $(TESTSUM) $(if $(AGAIN),-again $(AGAIN))
 
 root-test: generate $(OUT)/testsum ## tests of the kernel's part: run as root, on a machine of their own
 	@if [ "$$(id -u)" != 0 ]; then echo "root-test: not root, not run" >&2; exit 1; fi
-	DSEC_MUST=root DSEC_LEDGER=machine $(GO) test -p 1 -json -timeout 15m $(ROOT_PKGS) | $(TESTSUM)
+	@$(if $(AGAIN),test -s $(AGAIN) || { echo "root-test: unit did not say what it left" >&2; exit 1; })
+	DSEC_MUST=root DSEC_LEDGER=machine $(GO) test -p 1 -json -timeout 15m $(if $(AGAIN),-run "$$(cat $(AGAIN))") $(ROOT_PKGS) | $(TESTSUM)
 
 crash-test: generate $(OUT)/testsum ## kill -9 at every step of create and destroy, as root
 	DSEC_MUST=root $(GO) test -p 1 -json -timeout 15m -run '^TestCrash' $(CRASH_PKGS) | $(TESTSUM)

@@ -240,8 +240,13 @@ func TestCreatesAtTheQuota(t *testing.T) {
 		check(t, c.Sandbox(string(sb.ID)).Kill(t.Context()))
 		break
 	}
-	_, err = c.CreateSandbox(t.Context(), client.SandboxOptions{Backend: "fake"})
-	check(t, err)
+	testutil.WaitFor(t, time.Minute, "placement hears of the room", func() error { // the edge tells it each second
+		_, err := c.CreateSandbox(t.Context(), client.SandboxOptions{Backend: "fake"})
+		if err != nil && dsec.CodeOf(err) != dsec.CodeExhausted {
+			t.Fatal(err)
+		}
+		return err
+	})
 	if _, err = c.CreateSandbox(t.Context(), client.SandboxOptions{Backend: "fake"}); err == nil || dsec.CodeOf(err) != dsec.CodeExhausted {
 		t.Errorf("one more: %v, want exhausted", err)
 	}

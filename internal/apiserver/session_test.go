@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"strings"
@@ -15,6 +16,7 @@ import (
 	"github.com/opendsec/dsec/client"
 	"github.com/opendsec/dsec/internal/apierr"
 	"github.com/opendsec/dsec/internal/daemon"
+	"github.com/opendsec/dsec/internal/h1"
 	"github.com/opendsec/dsec/internal/testutil"
 	"github.com/opendsec/dsec/internal/watcher"
 	"github.com/opendsec/dsec/proto/dsec/v1/dsecv1connect"
@@ -102,9 +104,17 @@ func TestStoppingEndsIdleSessionStreams(t *testing.T) {
 	h2 := &http.Transport{Protocols: new(http.Protocols)}
 	h2.Protocols.SetUnencryptedHTTP2(true)
 	t.Cleanup(h2.CloseIdleConnections)
-	for name, tr := range map[string]http.RoundTripper{"HTTP/1.1": nil, "HTTP/2": h2} {
+	for _, name := range []string{"HTTP/1.1", "HTTP/2"} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t, stub)
+			// The client's own transport, but for the minute that it waits for
+			// a server that is away.
+			var tr http.RoundTripper = h2
+			if name == "HTTP/1.1" {
+				one := &h1.Transport{Dial: r.dial, IdleTimeout: time.Minute, Duplex: true}
+				t.Cleanup(one.CloseIdleConnections)
+				tr = one
+			}
 			c, err := client.New(client.Options{URL: r.url, APIKey: r.secret, Transport: tr})
 			check(t, err)
 			t.Cleanup(c.Close)
@@ -118,6 +128,11 @@ func TestStoppingEndsIdleSessionStreams(t *testing.T) {
 			}
 		})
 	}
+}
+
+// dial makes a connection to the server.
+func (r *rig) dial(ctx context.Context) (net.Conn, error) {
+	return new(net.Dialer).DialContext(ctx, "tcp", r.http.Listener.Addr().String())
 }
 
 type writerFunc func([]byte) (int, error)

@@ -175,7 +175,11 @@ func TestTenThousandIdleSandboxes(t *testing.T) {
 	}
 	used := float64(heap()-before) / float64(count) / 1024
 	t.Logf("%.1f KiB of heap and stacks for each of %d idle sandboxes", used, count)
-	if used > 16 && !testutil.Race {
+	if testutil.Race {
+		testutil.Require(t, testutil.Root) // `make root-test` runs it, without the race detector
+		t.Skip("the race detector's own memory is counted, too")
+	}
+	if used > 16 {
 		t.Errorf("%.1f KiB for each idle sandbox, want at most 16", used)
 	}
 }

@@ -2,7 +2,11 @@
 // pytest), shows each package as it ends, the full output of each failed test,
 // every skipped test with its reason, and a closing line with the counts:
 //
-//	go test -json ./... | testsum -skips .ci/skips
+//	go test -json ./... | testsum -skips .ci/skips -again build/test/again
+//
+// -again leaves a pattern for `go test -run` of every test that was skipped,
+// wholly or in a part, for whatever reason: what another target that can do
+// more must run, since all others passed.
 //
 // It exits with 1 if a test or a package failed, if nothing ran, or, with
 // -skips, if a test was skipped that the file does not list. A test held back
@@ -16,6 +20,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path"
 	"slices"
@@ -35,19 +40,21 @@ type event struct {
 type summary struct {
 	out                               io.Writer
 	passed, failed, skipped, heldBack int
+	again                             map[string]bool // top-level tests of which something was skipped
 	skips                             []skip
 	output                            map[string][]string // of tests that have not ended
 	failedIn                          map[string]bool     // packages with a failed test
 }
 
 func newSummary(out io.Writer) *summary {
-	return &summary{out: out, output: map[string][]string{}, failedIn: map[string]bool{}}
+	return &summary{out: out, again: map[string]bool{}, output: map[string][]string{}, failedIn: map[string]bool{}}
 }
 
 type skip struct{ pkg, test, reason string }
 
 func main() {
 	skipsFile := flag.String("skips", "", "`file` of the only tests that may be skipped")
+	again := flag.String("again", "", "write to a `file` the pattern of the tests of which something was skipped")
 	junit := flag.String("junit", "", "read a JUnit `file` instead of go test's JSON on standard input")
 	flag.Parse()
 	s := newSummary(os.Stdout)
@@ -58,6 +65,9 @@ func main() {
 		err = s.readGo(os.Stdin)
 	}
 	ok := s.report(*skipsFile)
+	if err == nil && *again != "" {
+		err = os.WriteFile(*again, []byte(s.againPattern()+"\n"), 0o644)
+	}
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "testsum: %v\n", err)
 	}
@@ -139,12 +149,20 @@ func (s *summary) endPackage(e event, key string) {
 }
 
 func (s *summary) skip(k skip) {
+	top, _, _ := strings.Cut(k.test, "/")
+	s.again[top] = true
 	if strings.Contains(k.reason, "held back by DSEC_WITHOUT") {
 		s.heldBack++
 		return
 	}
 	s.skipped++
 	s.skips = append(s.skips, k)
+}
+
+// againPattern matches the names alone: a test of the same name in another
+// package runs once more, which harms nothing.
+func (s *summary) againPattern() string {
+	return "^(" + strings.Join(slices.Sorted(maps.Keys(s.again)), "|") + ")$"
 }
 
 // reason is the text of t.Skip: the last line of a test's output that is not

@@ -77,6 +77,21 @@ func TestASummaryCountsAndJudges(t *testing.T) {
 	}
 }
 
+// Also of a test that passed but for a part of it.
+func TestWhatWasSkippedIsToRunAgain(t *testing.T) {
+	s := newSummary(&strings.Builder{})
+	const part = `{"Action":"skip","Package":"m/d","Test":"TestShells/dash/old"}
+{"Action":"pass","Package":"m/d","Test":"TestShells/bash"}
+{"Action":"pass","Package":"m/d","Test":"TestShells"}
+`
+	if err := s.readGo(strings.NewReader(ran + part)); err != nil {
+		t.Fatal(err)
+	}
+	if got := s.againPattern(); got != "^(TestHeld|TestRoot|TestShells)$" {
+		t.Errorf("got %s", got)
+	}
+}
+
 func TestJUnitIsCountedAlike(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "junit.xml")
 	const xml = `<?xml version="1.0"?><testsuites><testsuite>

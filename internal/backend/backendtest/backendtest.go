@@ -42,6 +42,9 @@ type Harness struct {
 	// Ledger, where set, notes what the host holds, and checks at the end of t
 	// that it holds no more.
 	Ledger func(t testing.TB)
+	// Flush, where set, has the file systems that count what an instance wrote
+	// write it out now: some count only then, and a sync inside asks for nothing.
+	Flush func()
 
 	// OOM: a command that takes more memory than the sandbox has is killed
 	// and says so.

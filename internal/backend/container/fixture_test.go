@@ -93,11 +93,33 @@ var programs = sync.OnceValues(func() (dir string, err error) {
 	return dir, nil
 })
 
-// image makes an EROFS image of a tree with busybox and inside, after change
-// has changed it.
+// image is an EROFS image of a tree with busybox and inside, after change has
+// changed it. The one that nothing changes is made once for all tests: none may
+// write to its file, and the tests of an image's safety compare its bytes.
 func image(t testing.TB, change func(root string)) backend.Layer {
 	t.Helper()
 	testutil.Require(t, testutil.Program("busybox"))
+	if change != nil {
+		return makeImage(t, t.TempDir(), change)
+	}
+	unchanged.Lock()
+	defer unchanged.Unlock()
+	if unchanged.layer.Path == "" {
+		dir := filepath.Join(scratch(), "image")
+		check(t, os.MkdirAll(dir, 0o700))
+		unchanged.layer = makeImage(t, dir, func(string) {})
+	}
+	return unchanged.layer
+}
+
+// unchanged is the image that most tests have.
+var unchanged struct {
+	sync.Mutex
+	layer backend.Layer
+}
+
+func makeImage(t testing.TB, to string, change func(root string)) backend.Layer {
+	t.Helper()
 	dir, err := programs()
 	check(t, err)
 	root := filepath.Join(t.TempDir(), "root")
@@ -117,10 +139,8 @@ func image(t testing.TB, change func(root string)) backend.Layer {
 	}
 	check(t, os.WriteFile(root+"/etc/passwd", []byte("root:x:0:0:root:/root:/bin/sh\n"), 0o644))
 	check(t, os.WriteFile(root+"/etc/shared", []byte(strings.Repeat("the layer's bytes\n", 1000)), 0o644))
-	if change != nil {
-		change(root)
-	}
-	file := filepath.Join(t.TempDir(), "image.erofs")
+	change(root)
+	file := filepath.Join(to, "image.erofs")
 	out, err := os.Create(file)
 	check(t, err)
 	w := erofs.Create(out, erofs.WithBlockSize(4096))

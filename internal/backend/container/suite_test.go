@@ -23,6 +23,7 @@ func TestSuite(t *testing.T) {
 		},
 		Spec:   dsec.Spec{Kind: dsec.KindContainer, Limits: backendtest.Limits},
 		Layers: []backend.Layer{h.image},
+		Flush:  h.flush,
 		OOM:    true, Pids: true, Disk: true, Users: true, Terminal: true,
 	})
 }
