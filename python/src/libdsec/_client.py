@@ -250,7 +250,9 @@ class DSecClient:
         request = layer_pb2.InspectLayerRequest(name=c.text(name, "name"))
         response = await self._rpc.unary(m.INSPECT_LAYER, request)
         return InspectedLayer(
-            layer=c.layer(response.layer), names=tuple(response.names), findings=tuple(response.layer.findings)
+            layer=c.layer(response.layer),
+            names=tuple(response.names),
+            findings=tuple(response.layer.findings),
         )
 
     async def tag_layer(self, name: str, new_name: str, *, replace: bool = False) -> Layer:
