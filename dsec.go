@@ -21,6 +21,21 @@ const (
 	KindFake      Kind = "fake"
 )
 
+// LayerKind says what a layer is for, and so where it may stand in a sandbox: a
+// base goes first and alone; a workspace and toolkits go on it, and each overrides
+// what is below it.
+type LayerKind string
+
+// The kinds of layer.
+const (
+	LayerBase      LayerKind = "base"      // a root file system
+	LayerWorkspace LayerKind = "workspace" // what is worked on: a project, its history, its dependencies
+	LayerToolkit   LayerKind = "toolkit"   // tools and libraries, for any base that they run on
+)
+
+// Valid reports whether k is one of the kinds.
+func (k LayerKind) Valid() bool { return k == LayerBase || k == LayerWorkspace || k == LayerToolkit }
+
 // MaxLayers is the most layers of one sandbox: each costs descriptors and a
 // lookup at every open. The kernel would take 500.
 const MaxLayers = 32

@@ -105,7 +105,7 @@ func (s *server) ready(ctx context.Context, address, keyFile string) error {
 	if err != nil {
 		return err
 	}
-	if _, _, err = s.ImportLayer(ctx, layerName, "", bytes.NewReader(image)); err != nil {
+	if _, _, err = s.ImportLayer(ctx, layerName, client.ImportOptions{}, bytes.NewReader(image)); err != nil {
 		return err
 	}
 	s.features, err = s.observe(ctx)

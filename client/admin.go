@@ -13,13 +13,14 @@ import (
 
 // Layer describes an immutable layer that sandboxes are made of.
 type Layer struct {
-	Name         string    `json:"name"`
-	Digest       string    `json:"digest"` // sha256:<hex>
-	Size         int64     `json:"size"`
-	Files        int64     `json:"files"`
-	Created      time.Time `json:"created"`
-	Source       string    `json:"source"` // rootfs, oci-layout or docker-archive
-	SourceDigest string    `json:"source_digest"`
+	Name         string         `json:"name"`
+	Digest       string         `json:"digest"` // sha256:<hex>
+	Kind         dsec.LayerKind `json:"kind"`
+	Size         int64          `json:"size"`
+	Files        int64          `json:"files"`
+	Created      time.Time      `json:"created"`
+	Source       string         `json:"source"` // rootfs, oci-layout or docker-archive
+	SourceDigest string         `json:"source_digest"`
 	// Env, User, Workdir, Entrypoint and Cmd are from the image's
 	// configuration; the first three are defaults of sandboxes made of it.
 	Env        []string `json:"env,omitempty"`
@@ -32,21 +33,36 @@ type Layer struct {
 func layerOf(m *dsecv1.Layer) Layer {
 	c := m.GetConfig()
 	return Layer{
-		Name: m.GetName(), Digest: m.GetDigest(), Size: m.GetSize(), Files: m.GetFiles(), Created: timeOf(m.GetCreated()),
+		Name: m.GetName(), Digest: m.GetDigest(), Kind: dsec.LayerKind(m.GetKind()), Size: m.GetSize(), Files: m.GetFiles(), Created: timeOf(m.GetCreated()),
 		Source: m.GetSource(), SourceDigest: m.GetSourceDigest(),
 		Env: c.GetEnv(), User: c.GetUser(), Workdir: c.GetWorkdir(), Entrypoint: c.GetEntrypoint(), Cmd: c.GetCmd(),
 	}
 }
 
+// ImportOptions say what is to be made of an archive.
+type ImportOptions struct {
+	// Select is the image wanted from an archive that holds several: a tag or a digest.
+	Select string
+	// Kind of the layer; empty is base. A workspace or a toolkit may hide what is
+	// below it, by whiteouts in the form of OCI or of overlayfs.
+	Kind dsec.LayerKind
+	// At is the directory of a sandbox that the archive's root becomes, of a
+	// workspace or a toolkit; empty is the root.
+	At string
+	// Strict makes what the lint finds an error.
+	Strict bool
+}
+
 // ImportLayer makes a layer of an archive (a tar of a root file system, plain
 // or compressed with gzip or zstd, an OCI layout or a docker-archive) and
-// names it. sel picks one image of an archive that holds several. findings
-// are remarks on what looked like a secret or an answer.
-func (c *Client) ImportLayer(ctx context.Context, name, sel string, archive io.Reader) (l Layer, findings []string, err error) {
+// names it. findings are remarks on what looked like a secret or an answer.
+func (c *Client) ImportLayer(ctx context.Context, name string, o ImportOptions, archive io.Reader) (l Layer, findings []string, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stream := c.layer.ImportLayer(ctx)
-	open := &dsecv1.ImportLayerRequest{Message: &dsecv1.ImportLayerRequest_Open{Open: &dsecv1.ImportLayerOpen{Name: name, Select: sel}}}
+	open := &dsecv1.ImportLayerRequest{Message: &dsecv1.ImportLayerRequest_Open{Open: &dsecv1.ImportLayerOpen{
+		Name: name, Select: o.Select, Kind: string(o.Kind), At: o.At, Strict: o.Strict,
+	}}}
 	res, err := send(c, cancel, stream, open, archive, "archive", func(b []byte) *dsecv1.ImportLayerRequest {
 		return &dsecv1.ImportLayerRequest{Message: &dsecv1.ImportLayerRequest_Data{Data: b}}
 	})
@@ -54,6 +70,26 @@ func (c *Client) ImportLayer(ctx context.Context, name, sel string, archive io.R
 		return Layer{}, nil, err
 	}
 	return layerOf(res.Layer), res.Findings, nil
+}
+
+// InspectLayer tells all that is known of a layer, what the lint found in it
+// included, and the project's names of it.
+func (c *Client) InspectLayer(ctx context.Context, nameOrDigest string) (l Layer, names, findings []string, err error) {
+	res, err := call(ctx, c, c.layer.InspectLayer, &dsecv1.InspectLayerRequest{Name: nameOrDigest}, dsec.Retryable)
+	if err != nil {
+		return Layer{}, nil, nil, err
+	}
+	return layerOf(res.Layer), res.Names, res.Layer.GetFindings(), nil
+}
+
+// TagLayer gives a layer one more name. The error's code is conflict where another
+// layer has it, unless replace is set.
+func (c *Client) TagLayer(ctx context.Context, nameOrDigest, newName string, replace bool) (Layer, error) {
+	res, err := call(ctx, c, c.layer.TagLayer, &dsecv1.TagLayerRequest{Name: nameOrDigest, NewName: newName, Replace: replace}, dsec.Retryable)
+	if err != nil {
+		return Layer{}, err
+	}
+	return layerOf(res.Layer), nil
 }
 
 // Layers lists the project's names of layers.

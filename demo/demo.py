@@ -130,7 +130,8 @@ async def server() -> None:
 
 async def layers(client: DSecClient, tasks: list[Task], toolkit: inputs.Toolkit) -> None:
     """Make and import the layers that the server does not have."""
-    there = {layer.name for layer in await client.list_layers()}
+    kinds = {task.layer: "workspace" for task in tasks} | {toolkit.name: "toolkit", inputs.BASE: "base"}
+    there = {layer.name for layer in await client.list_layers() if layer.kind == kinds.get(layer.name)}
     makers: dict[str, Callable[[], Awaitable[Path]]] = {
         inputs.BASE: partial(inputs.base_tar, CACHE),
         toolkit.name: partial(inputs.toolkit_tar, toolkit, CACHE),
@@ -148,7 +149,7 @@ async def layers(client: DSecClient, tasks: list[Task], toolkit: inputs.Toolkit)
     async def make(name: str) -> None:
         tar = await makers[name]()
         progress.step()
-        await client.import_layer(tar, name=name)
+        await client.import_layer(tar, name=name, kind=kinds[name])
         tar.unlink()
         progress.step()
 
@@ -162,10 +163,10 @@ async def attempt(
     client: DSecClient, a: Attempt, fix: dict[str, bytes], toolkit: str, step: Callable[[], None]
 ) -> None:
     """Run one attempt from create to reward."""
-    stack = [a.task.layer, toolkit] if a.task.toolkit else [a.task.layer]
     args = DSecContainerRunArgs(
         container_image=inputs.BASE,
-        layers=stack,
+        workspace=a.task.layer,
+        toolkits=[toolkit] if a.task.toolkit else [],
         memory_limit_mb=512,
         cpu_cores_limit=1,
         ttl_running_stop=600,

@@ -74,7 +74,7 @@ func TestSecretsStayInside(t *testing.T) {
 	check(t, sb.WriteFile(t.Context(), "/file", []byte(secret), 0))
 	note("into a file", sb.WriteFile(t.Context(), "/file/"+"x", []byte(secret), 0))
 	note("foreign", run(other.Sandbox(string(sb.ID())).Command("echo", secret)))
-	_, _, err = owner.ImportLayer(t.Context(), "bad", "", strings.NewReader(strings.Repeat(secret, 1000)))
+	_, _, err = owner.ImportLayer(t.Context(), "bad", client.ImportOptions{}, strings.NewReader(strings.Repeat(secret, 1000)))
 	note("import", err)
 	for _, body := range []string{`{"backend":"fake","env":{"X":"` + secret + `"},"bogus":1}`, `{"backend":"fake","env":{"X":"` + secret + `","X":1}}`, `{"env":"` + secret + `"}`, secret} {
 		res := post(t, s, dsecv1connect.SandboxServiceCreateProcedure, ownerKey, body)

@@ -157,7 +157,7 @@ func TestCommandsGoOnThroughACrash(t *testing.T) {
 	t.Cleanup(func() { c.destroy(t) })
 	c.start(t)
 	cl := c.client(t)
-	_, _, err := cl.ImportLayer(t.Context(), "base", "", bytes.NewReader(busyboxTar(t)))
+	_, _, err := cl.ImportLayer(t.Context(), "base", client.ImportOptions{}, bytes.NewReader(busyboxTar(t)))
 	check(t, err)
 	sb, err := cl.CreateSandbox(t.Context(), client.SandboxOptions{Layers: []string{"base"}})
 	check(t, err)
@@ -176,12 +176,61 @@ func TestCommandsGoOnThroughACrash(t *testing.T) {
 	}
 }
 
+// A workspace and toolkits override what is below them, and hide it.
+func TestLayersOverrideAndHide(t *testing.T) {
+	testutil.Require(t, testutil.Root, testutil.EROFS, testutil.Overlay, testutil.Program("busybox"))
+	cl := containers(t).client(t)
+	load := func(name string, o client.ImportOptions, headers ...*tar.Header) {
+		t.Helper()
+		var b bytes.Buffer
+		w := tar.NewWriter(&b)
+		for _, h := range headers {
+			check(t, w.WriteHeader(h))
+		}
+		check(t, w.Close())
+		_, _, err := cl.ImportLayer(t.Context(), name, o, &b)
+		check(t, err)
+	}
+	named := func(name string) *tar.Header { return &tar.Header{Name: name, Typeflag: tar.TypeReg, Mode: 0o644} }
+	_, _, err := cl.ImportLayer(t.Context(), "base", client.ImportOptions{}, bytes.NewReader(busyboxTar(t)))
+	check(t, err)
+	load("work", client.ImportOptions{Kind: dsec.LayerWorkspace, At: "/work/p"}, named("one"), named("two"), named("d/deep"))
+	load("tools", client.ImportOptions{Kind: dsec.LayerToolkit},
+		named("opt/tool"), named("work/p/.wh.one"), named("work/p/d/.wh..wh..opq"), named("work/p/d/new"))
+	load("more", client.ImportOptions{Kind: dsec.LayerToolkit}, &tar.Header{Name: "opt/tool", Typeflag: tar.TypeDir, Mode: 0o755}, named("opt/tool/in"))
+	sb, err := cl.CreateSandbox(t.Context(), client.SandboxOptions{Layers: []string{"base", "work", "tools", "more"}})
+	check(t, err)
+	out, o, err := sb.Shell("cd / && find work opt | sort && echo x > work/p/one && rm work/p/two && find work | sort").Output(t.Context())
+	want := "opt\nopt/tool\nopt/tool/in\nwork\nwork/p\nwork/p/d\nwork/p/d/new\nwork/p/two\n" +
+		"work\nwork/p\nwork/p/d\nwork/p/d/new\nwork/p/one\n"
+	if err != nil || o.Code != 0 || string(out) != want {
+		t.Errorf("the sandbox has %q, %+v, %v; want %q", out, o, err, want)
+	}
+	check(t, sb.Kill(t.Context()))
+
+	l, err := cl.TagLayer(t.Context(), "tools", "tools:2", false)
+	check(t, err)
+	if _, err := cl.TagLayer(t.Context(), "more", "tools:2", false); dsec.CodeOf(err) != dsec.CodeConflict {
+		t.Errorf("a name of another layer: %v, want conflict", err)
+	}
+	got, names, _, err := cl.InspectLayer(t.Context(), l.Digest)
+	if err != nil || got.Kind != dsec.LayerToolkit || fmt.Sprint(names) != "[tools:2 tools:latest]" {
+		t.Errorf("%+v, %v, %v", got, names, err)
+	}
+	if _, err := cl.TagLayer(t.Context(), "more", "tools:2", true); err != nil {
+		t.Error(err)
+	}
+	if _, names, _, _ := cl.InspectLayer(t.Context(), l.Digest); fmt.Sprint(names) != "[tools:latest]" {
+		t.Errorf("after another took the name: %v", names)
+	}
+}
+
 // A file without a byte on the disk may say that it has a terabyte: whoever asks
 // for all of it is told so, and does not run out of memory.
 func TestAFileTooLargeForMemory(t *testing.T) {
 	testutil.Require(t, testutil.Root, testutil.EROFS, testutil.Overlay, testutil.Program("busybox"))
 	cl := containers(t).client(t)
-	_, _, err := cl.ImportLayer(t.Context(), "base", "", bytes.NewReader(busyboxTar(t)))
+	_, _, err := cl.ImportLayer(t.Context(), "base", client.ImportOptions{}, bytes.NewReader(busyboxTar(t)))
 	check(t, err)
 	sb, err := cl.CreateSandbox(t.Context(), client.SandboxOptions{Layers: []string{"base"}})
 	check(t, err)

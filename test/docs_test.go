@@ -48,6 +48,12 @@ func TestDocsAreRunAsTheyStand(t *testing.T) {
 		t.Errorf("curl of docs/api.md: %s", out)
 	}
 	d.program(section(t, readme, "### Go"))
+	check(t, os.Mkdir(filepath.Join(d.dir, "checkout"), 0o700))
+	check(t, os.WriteFile(filepath.Join(d.dir, "linters.tar"), tarOfOne(t, "opt/lint", "x"), 0o600))
+	out = d.bash(section(t, read(t, "../docs/layers.md"), "# Layers"))
+	if lines := strings.Fields(out); !strings.Contains(out, "linters:latest") || len(lines[len(lines)-1]) != 25 {
+		t.Errorf("the commands of docs/layers.md say\n%s", out)
+	}
 }
 
 // reader does what documentation says.

@@ -27,7 +27,7 @@ func containersWith(t testing.TB) (*server, *client.Client) {
 	t.Helper()
 	s := containers(t)
 	c := s.client(t)
-	_, _, err := c.ImportLayer(t.Context(), "base", "", bytes.NewReader(busyboxTar(t)))
+	_, _, err := c.ImportLayer(t.Context(), "base", client.ImportOptions{}, bytes.NewReader(busyboxTar(t)))
 	check(t, err)
 	return s, c
 }
@@ -190,7 +190,7 @@ func TestKilledTwentyTimes(t *testing.T) {
 	c.start(t)
 	defer func() { c.killAll(t) }() // while the last of the servers runs
 	cl := c.client(t)
-	_, _, err := cl.ImportLayer(t.Context(), "base", "", bytes.NewReader(busyboxTar(t)))
+	_, _, err := cl.ImportLayer(t.Context(), "base", client.ImportOptions{}, bytes.NewReader(busyboxTar(t)))
 	check(t, err)
 	type counter struct {
 		sandbox, file string
@@ -303,7 +303,7 @@ func TestLargeInput(t *testing.T) {
 func TestHostileImageConfig(t *testing.T) {
 	s, c := containersWith(t)
 	archive := func(config string) []byte { return ociLayout(t, busyboxTar(t), config) }
-	_, _, err := c.ImportLayer(t.Context(), "hostile", "", bytes.NewReader(archive(
+	_, _, err := c.ImportLayer(t.Context(), "hostile", client.ImportOptions{}, bytes.NewReader(archive(
 		`{"Env":["LD_PRELOAD=/evil.so","LD_LIBRARY_PATH=/evil","PATH=/bin:/evil","GODEBUG=x=y","DSEC_EDGE_MAX_SANDBOXES=1"],"User":"65534:65534","WorkingDir":"/tmp","Volumes":{"/proc":{},"/":{}},"ExposedPorts":{"22/tcp":{}},"Entrypoint":["/evil"],"Cmd":["/evil"]}`)))
 	check(t, err)
 	sb, err := c.CreateSandbox(t.Context(), client.SandboxOptions{Layers: []string{"hostile"}})
@@ -321,7 +321,7 @@ func TestHostileImageConfig(t *testing.T) {
 	for _, config := range []string{
 		`{"WorkingDir":"/proc/self/fd/8"}`, `{"WorkingDir":"/tmp/../proc/1/root"}`, `{"User":"a:b:c"}`, `{"User":"root\u0000x"}`, `{"User":"-1"}`, `{"Env":["=x"]}`, `{"Env":["A=\u0000"]}`,
 	} {
-		_, _, err := c.ImportLayer(t.Context(), "refused", "", bytes.NewReader(archive(config)))
+		_, _, err := c.ImportLayer(t.Context(), "refused", client.ImportOptions{}, bytes.NewReader(archive(config)))
 		if err == nil || dsec.CodeOf(err) != dsec.CodeInvalid {
 			t.Errorf("%s: %v, want invalid", config, err)
 		}

@@ -97,7 +97,7 @@ func TestPowerCut(t *testing.T) {
 		check(t, err)
 		secrets = append(secrets, secret)
 	}
-	l, _, err := s.client(t).ImportLayer(t.Context(), "promised", "", bytes.NewReader(tarOfOne(t, "file", strings.Repeat("content", 10_000))))
+	l, _, err := s.client(t).ImportLayer(t.Context(), "promised", client.ImportOptions{}, bytes.NewReader(tarOfOne(t, "file", strings.Repeat("content", 10_000))))
 	check(t, err)
 	sb, err := s.client(t).CreateSandbox(t.Context(), client.SandboxOptions{Backend: "fake", Layers: []string{"promised"}})
 	check(t, err)

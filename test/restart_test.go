@@ -29,7 +29,7 @@ func kept(t *testing.T, c *containerServer) *client.Client {
 	c.start(t)
 	t.Cleanup(func() { c.killAll(t) })
 	cl := c.client(t)
-	_, _, err := cl.ImportLayer(t.Context(), "base", "", bytes.NewReader(busyboxTar(t)))
+	_, _, err := cl.ImportLayer(t.Context(), "base", client.ImportOptions{}, bytes.NewReader(busyboxTar(t)))
 	check(t, err)
 	return cl
 }

@@ -70,9 +70,11 @@ var rows = map[string]row{
 	dsecv1connect.FileServiceDownloadProcedure: {body: `{"sandboxId":"%s","path":{"path":"/f"}}`, field: "sandbox_id"},
 	dsecv1connect.FileServiceUploadProcedure:   {body: `{"open":{"sandboxId":"%s","path":{"path":"/u"}}}`, field: "open.sandbox_id"},
 
-	dsecv1connect.LayerServiceImportLayerProcedure: {body: `{"open":{"name":"x"}}`},
-	dsecv1connect.LayerServiceListLayersProcedure:  {body: `{}`},
-	dsecv1connect.LayerServiceRemoveLayerProcedure: {body: `{"name":"none"}`},
+	dsecv1connect.LayerServiceImportLayerProcedure:  {body: `{"open":{"name":"x"}}`},
+	dsecv1connect.LayerServiceListLayersProcedure:   {body: `{}`},
+	dsecv1connect.LayerServiceInspectLayerProcedure: {body: `{"name":"none"}`},
+	dsecv1connect.LayerServiceTagLayerProcedure:     {body: `{"name":"none","newName":"n"}`},
+	dsecv1connect.LayerServiceRemoveLayerProcedure:  {body: `{"name":"none"}`},
 
 	dsecv1connect.AdminServiceCreateKeyProcedure: {body: `{"project":"z"}`, admin: true},
 	dsecv1connect.AdminServiceListKeysProcedure:  {body: `{}`, admin: true},
@@ -82,6 +84,8 @@ var rows = map[string]row{
 // mayFail are the routes whose body in rows does not succeed: it names what is
 // not there, which shows that the call was let in.
 var mayFail = map[string]dsec.Code{
+	dsecv1connect.LayerServiceInspectLayerProcedure:       dsec.CodeNotFound,
+	dsecv1connect.LayerServiceTagLayerProcedure:           dsec.CodeNotFound,
 	dsecv1connect.LayerServiceRemoveLayerProcedure:        dsec.CodeNotFound,
 	dsecv1connect.LayerServiceImportLayerProcedure:        dsec.CodeInvalid, // an empty archive
 	dsecv1connect.AdminServiceRevokeKeyProcedure:          dsec.CodeNotFound,

@@ -47,7 +47,7 @@ func sdkBatch(t *testing.T, cl *client.Client) {
 
 func TestSDKOnContainers(t *testing.T) {
 	cl := containers(t).client(t)
-	_, _, err := cl.ImportLayer(t.Context(), "base", "", bytes.NewReader(busyboxTar(t)))
+	_, _, err := cl.ImportLayer(t.Context(), "base", client.ImportOptions{}, bytes.NewReader(busyboxTar(t)))
 	check(t, err)
 	sb, err := cl.CreateSandbox(t.Context(), client.SandboxOptions{Layers: []string{"base"}})
 	check(t, err)

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
+	"time"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/client"
@@ -15,7 +17,11 @@ import (
 
 func runLayerImport(ctx context.Context, e *env, args []string) error {
 	f := clientFlags(e, "layer import")
-	sel := f.String("select", "", "`tag` or digest of the image wanted from an archive that holds several")
+	var o client.ImportOptions
+	f.StringVar(&o.Select, "select", "", "`tag` or digest of the image wanted from an archive that holds several")
+	f.Func("kind", "`KIND`: base (default), workspace or toolkit", func(s string) error { o.Kind = dsec.LayerKind(s); return nil })
+	f.StringVar(&o.At, "at", "", "`directory` of a sandbox that the archive's root becomes, of a workspace or a toolkit; default /")
+	f.BoolVar(&o.Strict, "strict", false, "fail where the lint finds something")
 	args, err := f.parse(args, 2, 2, 0)
 	if err != nil {
 		return err
@@ -30,7 +36,7 @@ func runLayerImport(ctx context.Context, e *env, args []string) error {
 		return err
 	}
 	defer c.Close()
-	l, findings, err := c.ImportLayer(ctx, args[0], *sel, archive)
+	l, findings, err := c.ImportLayer(ctx, args[0], o, archive)
 	if err != nil {
 		return ofImport(err, args[1])
 	}
@@ -59,8 +65,8 @@ func ofImport(err error, file string) error {
 		return err
 	case "name":
 		named.Field = "NAME"
-	case "select":
-		named.Field = "--select"
+	case "select", "kind", "at", "strict":
+		named.Field = "--" + de.Field
 	case "archive":
 		named.Field = file
 	default:
@@ -92,9 +98,58 @@ func tarOf(dir string) io.ReadCloser {
 }
 
 func runLayerList(ctx context.Context, e *env, args []string) error {
-	return list(ctx, e, args, "layer list", "NAME DIGEST SIZE FILES AGE SOURCE", (*client.Client).Layers, func(l client.Layer) []string {
-		return []string{l.Name, l.Digest[:min(len(l.Digest), 19)], units.Bytes(l.Size), fmt.Sprint(l.Files), age(l.Created), l.Source}
+	return list(ctx, e, args, "layer list", "NAME KIND DIGEST SIZE FILES AGE SOURCE", (*client.Client).Layers, func(l client.Layer) []string {
+		return []string{l.Name, string(l.Kind), l.Digest[:min(len(l.Digest), 19)], units.Bytes(l.Size), fmt.Sprint(l.Files), age(l.Created), l.Source}
 	})
+}
+
+func runLayerInspect(ctx context.Context, e *env, args []string) error {
+	f := clientFlags(e, "layer inspect")
+	args, err := f.parse(args, 1, 1, 0)
+	if err != nil {
+		return err
+	}
+	c, err := f.client()
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	l, names, findings, err := c.InspectLayer(ctx, args[0])
+	if err != nil {
+		return err
+	}
+	rows := [][]string{
+		{"digest", l.Digest}, {"kind", string(l.Kind)}, {"names", strings.Join(names, " ")}, {"size", units.Bytes(l.Size)}, {"files", fmt.Sprint(l.Files)},
+		{"created", l.Created.Format(time.RFC3339)}, {"source", l.Source}, {"source digest", l.SourceDigest},
+		{"env", strings.Join(l.Env, " ")}, {"user", dash(l.User)}, {"workdir", dash(l.Workdir)},
+	}
+	for _, finding := range findings {
+		rows = append(rows, []string{"found", finding})
+	}
+	return f.print(struct {
+		client.Layer
+		Names    []string `json:"names"`
+		Findings []string `json:"findings,omitempty"`
+	}{l, names, findings}, "", rows)
+}
+
+func runLayerTag(ctx context.Context, e *env, args []string) error {
+	f := clientFlags(e, "layer tag")
+	replace := f.Bool("replace", false, "take the new name from another layer that has it")
+	args, err := f.parse(args, 2, 2, 0)
+	if err != nil {
+		return err
+	}
+	c, err := f.client()
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	l, err := c.TagLayer(ctx, args[0], args[1], *replace)
+	if err != nil {
+		return err
+	}
+	return f.print(l, "", [][]string{{l.Name, l.Digest, units.Bytes(l.Size)}})
 }
 
 func runLayerRemove(ctx context.Context, e *env, args []string) error {

@@ -47,6 +47,8 @@ func commands() []command {
 		{"stats", "ID...", "show what sandboxes use", runStats, false},
 		{"layer import", "[flags] NAME FILE|DIR|-", "make a layer of an archive or a directory", runLayerImport, false},
 		{"layer list", "", "list layers", runLayerList, false},
+		{"layer inspect", "NAME", "show all that is known of a layer", runLayerInspect, false},
+		{"layer tag", "[flags] NAME NEW-NAME", "give a layer one more name", runLayerTag, false},
 		{"layer remove", "NAME...", "remove names of layers", runLayerRemove, false},
 		{"key create", "--project NAME [flags]", "make an API key; shows its secret once", runKeyCreate, false},
 		{"key list", "", "list API keys", runKeyList, false},

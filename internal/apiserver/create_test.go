@@ -259,7 +259,7 @@ func TestLayersBelongToTheirProject(t *testing.T) {
 	stub.digest = "sha256:" + strings.Repeat("a", 64)
 	r := newRig(t, stub)
 	a, b := r.client(r.secret), r.client(r.other)
-	l, _, err := a.ImportLayer(t.Context(), "base", "", strings.NewReader("tar"))
+	l, _, err := a.ImportLayer(t.Context(), "base", client.ImportOptions{}, strings.NewReader("tar"))
 	check(t, err)
 	if l.Name != "base:latest" || l.Digest != stub.digest {
 		t.Errorf("%+v", l)
@@ -285,7 +285,7 @@ func TestLayersBelongToTheirProject(t *testing.T) {
 		}
 	})
 	// b names the same layer: a's removal keeps it, b's drops it.
-	_, _, err = b.ImportLayer(t.Context(), "mine", "", strings.NewReader("tar"))
+	_, _, err = b.ImportLayer(t.Context(), "mine", client.ImportOptions{}, strings.NewReader("tar"))
 	check(t, err)
 	check(t, a.RemoveLayer(t.Context(), "base"))
 	stub.set(func() {

@@ -2,6 +2,7 @@ package apiserver
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"time"
 
@@ -43,7 +44,7 @@ func (l layerService) ImportLayer(ctx context.Context, in *connect.ClientStream[
 	if err != nil {
 		return nil, err
 	}
-	t, err := tagOf(res.Msg.GetLayer())
+	t, err := tagOf(res.Msg.GetLayer(), res.Msg.Findings)
 	if err != nil {
 		return nil, err
 	}
@@ -81,6 +82,49 @@ func (l layerService) ListLayers(ctx context.Context, _ *connect.Request[dsecv1.
 	return connect.NewResponse(res), nil
 }
 
+// InspectLayer tells all that is known of a layer.
+func (l layerService) InspectLayer(ctx context.Context, req *connect.Request[dsecv1.InspectLayerRequest]) (*connect.Response[dsecv1.InspectLayerResponse], error) {
+	project := principal(ctx).Project
+	t, err := l.s.layers.find(project, "name", req.Msg.Name)
+	if err != nil {
+		return nil, err
+	}
+	layer := t.message("")
+	layer.Findings = t.Findings
+	return connect.NewResponse(&dsecv1.InspectLayerResponse{Layer: layer, Names: l.s.layers.names(project, t.Digest)}), nil
+}
+
+// TagLayer gives a layer one more name.
+func (l layerService) TagLayer(ctx context.Context, req *connect.Request[dsecv1.TagLayerRequest]) (*connect.Response[dsecv1.TagLayerResponse], error) {
+	project, names := principal(ctx).Project, l.s.layers
+	name, err := canonicalName("new_name", req.Msg.NewName)
+	if err != nil {
+		return nil, err
+	}
+	began, err := names.store.Revision(ctx)
+	if err != nil {
+		return nil, err
+	}
+	t, err := names.find(project, "name", req.Msg.Name)
+	if err != nil {
+		return nil, err
+	}
+	old, had, err := names.tags.Get(project + "/" + name)
+	if err != nil {
+		return nil, err
+	}
+	if had && old.Digest != t.Digest && !req.Msg.Replace {
+		return nil, &dsec.Error{Code: dsec.CodeConflict, Field: "new_name", Message: fmt.Sprintf("%s names another layer, %s; want replace to take it from there", name, old.Digest)}
+	}
+	if err := names.set(ctx, project, name, t, began); err != nil {
+		return nil, err
+	}
+	if had && old.Digest != t.Digest {
+		l.drop(ctx, old.Digest)
+	}
+	return connect.NewResponse(&dsecv1.TagLayerResponse{Layer: t.message(name)}), nil
+}
+
 // RemoveLayer removes a name, or all of the project's names of a digest.
 func (l layerService) RemoveLayer(ctx context.Context, req *connect.Request[dsecv1.RemoveLayerRequest]) (*connect.Response[dsecv1.RemoveLayerResponse], error) {
 	project, names := principal(ctx).Project, l.s.layers
@@ -88,17 +132,15 @@ func (l layerService) RemoveLayer(ctx context.Context, req *connect.Request[dsec
 	if err != nil {
 		return nil, err
 	}
-	keys := []string{}
+	var own []string
 	if strings.HasPrefix(req.Msg.Name, "sha256:") {
-		keys = names.tags.Keys(t.Digest)
+		own = names.names(project, t.Digest)
 	} else if name, err := canonicalName("name", req.Msg.Name); err == nil {
-		keys = append(keys, project+"/"+name)
+		own = append(own, name)
 	}
-	for _, key := range keys {
-		if name, own := strings.CutPrefix(key, project+"/"); own {
-			if err := names.remove(ctx, project, name); err != nil {
-				return nil, err
-			}
+	for _, name := range own {
+		if err := names.remove(ctx, project, name); err != nil {
+			return nil, err
 		}
 	}
 	l.drop(ctx, t.Digest)

@@ -1,9 +1,11 @@
 package apiserver
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -24,6 +26,7 @@ const (
 // the import told of it.
 type tag struct {
 	Digest       string    `json:"digest"`
+	Kind         string    `json:"kind,omitempty"` // empty: base
 	Size         int64     `json:"size"`
 	Files        int64     `json:"files"`
 	Created      time.Time `json:"created"`
@@ -34,6 +37,7 @@ type tag struct {
 	Workdir      string    `json:"workdir,omitempty"`
 	Entrypoint   []string  `json:"entrypoint,omitempty"`
 	Cmd          []string  `json:"cmd,omitempty"`
+	Findings     []string  `json:"findings,omitempty"`
 }
 
 // layerNames is the index of names. A name belongs to one project; a layer is
@@ -145,21 +149,33 @@ func (l *layerNames) unnamed(ctx context.Context, digest string) (bool, error) {
 	return true, nil
 }
 
-func tagOf(l *dsecv1.Layer) (tag, error) {
+// names are those that a project has for a layer, sorted.
+func (l *layerNames) names(project, digest string) (names []string) {
+	for _, key := range l.tags.Keys(digest) {
+		if name, own := strings.CutPrefix(key, project+"/"); own {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+func tagOf(l *dsecv1.Layer, findings []string) (tag, error) {
 	if !digestForm.MatchString(l.GetDigest()) {
 		return tag{}, fmt.Errorf("edge answered a build with digest %q", l.GetDigest())
 	}
 	c := l.GetConfig()
 	return tag{
-		Digest: l.Digest, Size: l.Size, Files: l.Files, Created: l.Created.AsTime(),
+		Digest: l.Digest, Kind: l.Kind, Size: l.Size, Files: l.Files, Created: l.Created.AsTime(),
 		Source: l.Source, SourceDigest: l.SourceDigest,
 		Env: c.GetEnv(), User: c.GetUser(), Workdir: c.GetWorkdir(), Entrypoint: c.GetEntrypoint(), Cmd: c.GetCmd(),
+		Findings: findings,
 	}, nil
 }
 
 func (t tag) message(name string) *dsecv1.Layer {
 	return &dsecv1.Layer{
-		Name: name, Digest: t.Digest, Size: t.Size, Files: t.Files, Created: timestamppb.New(t.Created),
+		Name: name, Digest: t.Digest, Kind: cmp.Or(t.Kind, string(dsec.LayerBase)), Size: t.Size, Files: t.Files, Created: timestamppb.New(t.Created),
 		Source: t.Source, SourceDigest: t.SourceDigest,
 		Config: &dsecv1.LayerConfig{Env: t.Env, User: t.User, Workdir: t.Workdir, Entrypoint: t.Entrypoint, Cmd: t.Cmd},
 	}

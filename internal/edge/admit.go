@@ -270,7 +270,7 @@ func (e *Edge) layerDefaults(spec *dsec.Spec) error {
 		return dsec.Invalid("layers", "want at least one layer")
 	}
 	var env []string
-	user, workdir := "", ""
+	user, workdir, workspace := "", "", -1
 	for i, digest := range spec.Layers {
 		field := fmt.Sprintf("layers[%d]", i)
 		if slices.Contains(spec.Layers[:i], digest) {
@@ -281,6 +281,9 @@ func (e *Edge) layerDefaults(spec *dsec.Spec) error {
 		}
 		meta, err := e.cfg.Layers.Get(digest)
 		if err != nil {
+			return at(err, field)
+		}
+		if err := placeOf(meta.Kind, i, &workspace); err != nil {
 			return at(err, field)
 		}
 		env = mergeEnv(env, meta.Config.Env)
@@ -297,6 +300,22 @@ func (e *Edge) layerDefaults(spec *dsec.Spec) error {
 	}
 	if spec.Workdir == "" {
 		spec.Workdir = workdir
+	}
+	return nil
+}
+
+// placeOf checks that a layer of this kind may be number i of a sandbox's.
+// workspace is which one is its workspace; negative is none yet.
+func placeOf(kind dsec.LayerKind, i int, workspace *int) error {
+	switch {
+	case i == 0 && kind != dsec.LayerBase:
+		return dsec.Invalid("", "a %s, want a base as the first layer", kind)
+	case i > 0 && kind == dsec.LayerBase:
+		return dsec.Invalid("", "a base, want a workspace or a toolkit on the base that is layers[0]")
+	case kind == dsec.LayerWorkspace && *workspace >= 0:
+		return dsec.Invalid("", "a workspace, want at most one; layers[%d] is one", *workspace)
+	case kind == dsec.LayerWorkspace:
+		*workspace = i
 	}
 	return nil
 }

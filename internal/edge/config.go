@@ -96,8 +96,8 @@ type Layers interface {
 	Hold(digest string) (release func(), err error)
 	// Path is the image's path on the host.
 	Path(digest string) string
-	// Build makes a layer of an archive; selected picks one image of several.
-	Build(ctx context.Context, selected string, archive io.Reader) (layer.Meta, []string, error)
+	// Build makes a layer of an archive.
+	Build(ctx context.Context, opt layer.BuildOptions, archive io.Reader) (layer.Meta, []string, error)
 	// Remove removes a layer; conflict while it is held.
 	Remove(digest string) error
 }

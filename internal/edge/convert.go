@@ -102,8 +102,8 @@ func entryProto(f *chronusapi.FileInfo) *dsecv1.Entry {
 
 func layerProto(m layer.Meta) *dsecv1.Layer {
 	return &dsecv1.Layer{
-		Digest: m.Digest, Size: m.Size, Files: m.Files, Created: timestamppb.New(m.Created),
-		Source: m.Kind, SourceDigest: m.SourceDigest,
+		Digest: m.Digest, Kind: string(m.Kind), Size: m.Size, Files: m.Files, Created: timestamppb.New(m.Created),
+		Source: m.Source, SourceDigest: m.SourceDigest,
 		Config: &dsecv1.LayerConfig{Env: m.Config.Env, User: m.Config.User, Workdir: m.Config.Workdir, Entrypoint: m.Config.Entrypoint, Cmd: m.Config.Cmd},
 	}
 }

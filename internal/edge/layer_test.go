@@ -61,16 +61,16 @@ func (l *layers) Hold(digest string) (func(), error) {
 
 func (l *layers) Path(digest string) string { return "/layers/" + digest }
 
-func (l *layers) Build(_ context.Context, selected string, r io.Reader) (layer.Meta, []string, error) {
+func (l *layers) Build(_ context.Context, opt layer.BuildOptions, r io.Reader) (layer.Meta, []string, error) {
 	b, err := io.ReadAll(r)
 	if err != nil {
 		return layer.Meta{}, nil, err
 	}
-	m := layer.Meta{Digest: digest('e'), Size: int64(len(b))}
+	m := layer.Meta{Digest: digest('e'), Kind: dsec.LayerBase, Size: int64(len(b))}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.metas[m.Digest] = m
-	return m, []string{"selected " + selected}, nil
+	return m, []string{"selected " + opt.Select}, nil
 }
 
 func (l *layers) Remove(digest string) error {
@@ -92,10 +92,43 @@ func (l *layers) held(digest string) int {
 	return l.holds[digest]
 }
 
+// A sandbox has one base, which is the first of its layers, and at most one workspace.
+func TestKindsOfLayersHaveTheirPlaces(t *testing.T) {
+	base, other := layer.Meta{Digest: digest('a'), Kind: dsec.LayerBase}, layer.Meta{Digest: digest('b'), Kind: dsec.LayerBase}
+	work, work2 := layer.Meta{Digest: digest('c'), Kind: dsec.LayerWorkspace}, layer.Meta{Digest: digest('d'), Kind: dsec.LayerWorkspace}
+	tool, tool2 := layer.Meta{Digest: digest('e'), Kind: dsec.LayerToolkit}, layer.Meta{Digest: digest('f'), Kind: dsec.LayerToolkit}
+	n := newNode(t, func(c *edge.Config, _ *fake.Options) { c.Layers = newLayers(base, other, work, work2, tool, tool2) })
+	for _, tt := range []struct {
+		layers []layer.Meta
+		field  string
+	}{
+		{[]layer.Meta{base}, ""},
+		{[]layer.Meta{base, work, tool, tool2}, ""},
+		{[]layer.Meta{base, tool, work}, ""},
+		{[]layer.Meta{work}, "layers[0]"},
+		{[]layer.Meta{tool, base}, "layers[0]"},
+		{[]layer.Meta{base, tool, other}, "layers[2]"},
+		{[]layer.Meta{base, work, tool, work2}, "layers[3]"},
+	} {
+		req := new(dsecv1.CreateRequest)
+		for _, m := range tt.layers {
+			req.Layers = append(req.Layers, m.Digest)
+		}
+		id, err := n.tryCreate(req)
+		if tt.field != "" {
+			wantError(t, err, dsec.CodeInvalid, tt.field)
+		} else if err != nil {
+			t.Errorf("%v: %v", tt.layers, err)
+		} else {
+			n.kill(id.Id)
+		}
+	}
+}
+
 func TestLayersGiveDefaultsAndAreHeld(t *testing.T) {
 	store := newLayers(
-		layer.Meta{Digest: digest('a'), Config: layer.Config{Env: []string{"A=base", "B=base"}, User: "nobody", Workdir: "/tmp"}},
-		layer.Meta{Digest: digest('b'), Config: layer.Config{Env: []string{"B=top", "C=top"}}},
+		layer.Meta{Digest: digest('a'), Kind: dsec.LayerBase, Config: layer.Config{Env: []string{"A=base", "B=base"}, User: "nobody", Workdir: "/tmp"}},
+		layer.Meta{Digest: digest('b'), Kind: dsec.LayerWorkspace, Config: layer.Config{Env: []string{"B=top", "C=top"}}},
 	)
 	var got backend.CreateRequest
 	n := newNode(t, func(c *edge.Config, o *fake.Options) {

@@ -6,6 +6,7 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/layer"
 	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
 )
 
@@ -30,7 +31,9 @@ func (v service) BuildLayer(ctx context.Context, stream *connect.ClientStream[ds
 	if err := v.e.room(); err != nil {
 		return nil, err
 	}
-	meta, findings, err := v.e.cfg.Layers.Build(ctx, open.Select, &content[dsecv1.ImportLayerRequest, *dsecv1.ImportLayerRequest]{stream: stream})
+	meta, findings, err := v.e.cfg.Layers.Build(ctx, layer.BuildOptions{
+		Select: open.Select, Kind: dsec.LayerKind(open.Kind), At: open.At, Strict: open.Strict,
+	}, &content[dsecv1.ImportLayerRequest, *dsecv1.ImportLayerRequest]{stream: stream})
 	if err != nil {
 		return nil, err
 	}

@@ -38,7 +38,7 @@ func BenchmarkBuild(b *testing.B) {
 			b.Fatal(err)
 		}
 		b.StartTimer()
-		if meta, _, err = s.Build(context.Background(), "", f); err != nil {
+		if meta, _, err = s.Build(context.Background(), BuildOptions{}, f); err != nil {
 			b.Fatal(err)
 		}
 	}

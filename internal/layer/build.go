@@ -2,6 +2,7 @@ package layer
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
@@ -23,9 +24,10 @@ import (
 )
 
 // Build makes a layer of an archive: a tar of a root file system, an OCI
-// layout or a docker-archive, plain or compressed with gzip or zstd. sel names
-// the image wanted from an archive that holds several: a tag or a digest. It
-// returns the layer and the findings of this archive.
+// layout or a docker-archive, plain or compressed with gzip or zstd. A layer that
+// is no base keeps the whiteouts of its archive, in the form of OCI or of overlayfs,
+// and hides by them what is below it in a sandbox. Build returns the layer and the
+// findings of this archive.
 //
 // The layer is durable when Build returns. Where the store has it already, the
 // one that is there is returned. On error nothing is visible, and no more
@@ -35,7 +37,11 @@ import (
 //
 // Build returns once ctx ends; a Read of r that blocks then is left to
 // whoever owns r, and nothing is done with what it returns.
-func (s *Store) Build(ctx context.Context, sel string, r io.Reader) (Meta, []string, error) {
+func (s *Store) Build(ctx context.Context, opt BuildOptions, r io.Reader) (Meta, []string, error) {
+	todo := convert.Options{Select: opt.Select, Kind: opt.Kind, At: opt.At, Strict: opt.Strict, Limits: s.opt.Limits}
+	if err := todo.Check(); err != nil {
+		return Meta{}, nil, err
+	}
 	ctx, cancel := context.WithTimeoutCause(ctx, s.opt.Timeout,
 		dsec.Errorf(dsec.CodeUnavailable, "the import took more than %s", s.opt.Timeout))
 	defer cancel()
@@ -52,12 +58,12 @@ func (s *Store) Build(ctx context.Context, sel string, r io.Reader) (Meta, []str
 	// After publish the name is gone, and this does nothing.
 	defer func() { _ = os.Remove(image.Name()); _ = image.Close() }()
 
-	res, src, err := s.convert(ctx, image, convert.Options{Select: sel, Limits: s.opt.Limits}, r)
+	res, src, err := s.convert(ctx, image, todo, r)
 	if err != nil {
 		return Meta{}, nil, err
 	}
 	meta := Meta{
-		Version: metaVersion, Size: res.Size, Files: res.Files, Kind: res.Kind,
+		Version: metaVersion, Size: res.Size, Files: res.Files, Kind: cmp.Or(opt.Kind, dsec.LayerBase), Source: res.Source,
 		SourceDigest: src.digest(), SourceSize: src.n,
 		Created: time.Now().UTC(), Config: res.Config, Findings: res.Findings,
 	}

@@ -29,11 +29,11 @@ var badHelpers = map[string]func(){
 	"bad-hangs":        func() { select {} },
 	"bad-oom":          func() { fmt.Fprintln(os.Stderr, "fatal error: runtime: out of memory"); os.Exit(2) },
 	"bad-says-nothing": func() { _, _ = io.Copy(io.Discard, os.Stdin) },
-	"bad-lies":         func() { say(report{Result: &convert.Result{Kind: KindRootFS, Size: 1 << 40}}) },
-	"bad-empty":        func() { say(report{Result: &convert.Result{Kind: KindRootFS}}) },
+	"bad-lies":         func() { say(report{Result: &convert.Result{Source: SourceRootFS, Size: 1 << 40}}) },
+	"bad-empty":        func() { say(report{Result: &convert.Result{Source: SourceRootFS}}) },
 	"bad-both":         func() { say(report{Result: &convert.Result{}, Error: &dsec.Error{}}) },
 	"bad-config": func() {
-		say(report{Result: &convert.Result{Kind: KindRootFS, Config: Config{Workdir: "/proc/self/fd/8"}}})
+		say(report{Result: &convert.Result{Source: SourceRootFS, Config: Config{Workdir: "/proc/self/fd/8"}}})
 	},
 	"bad-floods": func() {
 		block := bytes.Repeat([]byte("x"), 1<<20)
@@ -50,7 +50,7 @@ var badHelpers = map[string]func(){
 		if err != nil {
 			panic(err)
 		}
-		_, _, err = s.Build(context.Background(), "", os.Stdin)
+		_, _, err = s.Build(context.Background(), BuildOptions{}, os.Stdin)
 		panic(err)
 	},
 	"confined-waits": func() {
@@ -86,14 +86,14 @@ func TestBadHelpers(t *testing.T) {
 	} {
 		t.Run(verb, func(t *testing.T) {
 			s := badStore(t, verb, Options{})
-			_, _, err := s.Build(t.Context(), "", bytes.NewReader(archive(t, "x")))
+			_, _, err := s.Build(t.Context(), BuildOptions{}, bytes.NewReader(archive(t, "x")))
 			wantCode(t, err, code)
 			wantFiles(t, s)
 		})
 	}
 	t.Run("missing", func(t *testing.T) {
 		s := openStore(t, Options{HelperCommand: []string{"/nonexistent/dsec"}})
-		_, _, err := s.Build(t.Context(), "", bytes.NewReader(archive(t, "x")))
+		_, _, err := s.Build(t.Context(), BuildOptions{}, bytes.NewReader(archive(t, "x")))
 		wantCode(t, err, dsec.CodeUnavailable)
 		wantFiles(t, s)
 	})
@@ -101,7 +101,7 @@ func TestBadHelpers(t *testing.T) {
 
 func TestTimeout(t *testing.T) {
 	s := badStore(t, "bad-hangs", Options{Timeout: 50 * time.Millisecond})
-	_, _, err := s.Build(t.Context(), "", bytes.NewReader(archive(t, "x")))
+	_, _, err := s.Build(t.Context(), BuildOptions{}, bytes.NewReader(archive(t, "x")))
 	wantCode(t, err, dsec.CodeUnavailable)
 	if err == nil || !strings.Contains(err.Error(), "took more than 50ms") {
 		t.Errorf("%v, want the timeout named", err)
@@ -132,7 +132,7 @@ func TestCancel(t *testing.T) {
 	r := &blocked{first: archive(t, "x")[:700], began: make(chan struct{}), end: make(chan struct{})}
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() { <-r.began; cancel() }()
-	_, _, err := s.Build(ctx, "", r)
+	_, _, err := s.Build(ctx, BuildOptions{}, r)
 	wantCode(t, err, dsec.CodeUnavailable)
 	wantFiles(t, s)
 	close(r.end)
@@ -144,7 +144,7 @@ func TestEarlyRefusal(t *testing.T) {
 	s := openStore(t, Options{})
 	r := &blocked{first: bytes.Repeat([]byte("no archive\n"), 100_000), began: make(chan struct{}), end: make(chan struct{})}
 	defer close(r.end)
-	_, _, err := s.Build(t.Context(), "", r)
+	_, _, err := s.Build(t.Context(), BuildOptions{}, r)
 	wantCode(t, err, dsec.CodeInvalid)
 	wantFiles(t, s)
 }
@@ -171,7 +171,7 @@ func TestBrokenStream(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := openStore(t, Options{})
-			_, _, err := s.Build(t.Context(), "", io.MultiReader(bytes.NewReader(tc.sent), errReader{tc.err}))
+			_, _, err := s.Build(t.Context(), BuildOptions{}, io.MultiReader(bytes.NewReader(tc.sent), errReader{tc.err}))
 			wantCode(t, err, tc.code)
 			wantFiles(t, s)
 		})
@@ -181,13 +181,13 @@ func TestBrokenStream(t *testing.T) {
 // Errors of the conversion arrive as they are.
 func TestErrorsCrossTheHelper(t *testing.T) {
 	s := openStore(t, Options{Limits: Limits{Entries: 1}})
-	_, _, err := s.Build(t.Context(), "", bytes.NewReader(archive(t, "x")))
+	_, _, err := s.Build(t.Context(), BuildOptions{}, bytes.NewReader(archive(t, "x")))
 	want := dsec.Invalid("data", "entry 1, \"file\": more than 1 entries")
 	var e *dsec.Error
 	if !errors.As(err, &e) || *e != *want {
 		t.Errorf("%#v, want %#v", err, want)
 	}
-	_, _, err = s.Build(t.Context(), "tag", bytes.NewReader(make([]byte, 10240)))
+	_, _, err = s.Build(t.Context(), BuildOptions{Select: "tag"}, bytes.NewReader(make([]byte, 10240)))
 	if !errors.As(err, &e) || e.Field != "select" {
 		t.Errorf("%v, want invalid select", err)
 	}
@@ -200,7 +200,7 @@ func TestConcurrentBuilds(t *testing.T) {
 	digests := make([]string, 8)
 	for i := range digests {
 		wg.Go(func() {
-			meta, _, err := s.Build(t.Context(), "", bytes.NewReader(archive(t, fmt.Sprint("content ", i%4))))
+			meta, _, err := s.Build(t.Context(), BuildOptions{}, bytes.NewReader(archive(t, fmt.Sprint("content ", i%4))))
 			if err != nil {
 				t.Error(err)
 			}
@@ -224,7 +224,7 @@ func TestFullDisk(t *testing.T) {
 	dir := testutil.SmallDisk(t, "size=2m")
 	s := openStoreIn(t, dir, Options{})
 	for _, size := range []int{3 << 20, 1200 << 10} { // in the scratch, in the image
-		_, _, err := s.Build(t.Context(), "", bytes.NewReader(archive(t, strings.Repeat("x", size))))
+		_, _, err := s.Build(t.Context(), BuildOptions{}, bytes.NewReader(archive(t, strings.Repeat("x", size))))
 		wantCode(t, err, dsec.CodeExhausted)
 		wantFiles(t, s)
 	}
@@ -305,7 +305,7 @@ func TestMemory(t *testing.T) {
 		}
 		_ = pw.CloseWithError(w.Close())
 	}()
-	_, _, err := s.Build(t.Context(), "", pr)
+	_, _, err := s.Build(t.Context(), BuildOptions{}, pr)
 	_ = pr.Close()
 	wantCode(t, err, dsec.CodeInvalid)
 	if err == nil || !strings.Contains(err.Error(), "memory") {

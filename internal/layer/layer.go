@@ -7,7 +7,7 @@
 // descriptors it was given, because what it parses was made by strangers.
 //
 //	store, err := layer.Open(dir, layer.Options{})
-//	meta, findings, err := store.Build(ctx, "", archive) // durable when it returns
+//	meta, findings, err := store.Build(ctx, layer.BuildOptions{}, archive) // durable when it returns
 //	release, err := store.Hold(meta.Digest)              // not removed until released
 //	mount(store.Path(meta.Digest))
 //	release()
@@ -22,6 +22,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/layer/convert"
 )
 
@@ -31,25 +32,26 @@ type Config = convert.Config
 // Limits bound what one archive may make of itself.
 type Limits = convert.Limits
 
-// The kinds of archive that a layer can come from.
+// What an archive may be of.
 const (
-	KindRootFS        = convert.KindRootFS
-	KindOCILayout     = convert.KindOCILayout
-	KindDockerArchive = convert.KindDockerArchive
+	SourceRootFS        = convert.SourceRootFS
+	SourceOCILayout     = convert.SourceOCILayout
+	SourceDockerArchive = convert.SourceDockerArchive
 )
 
 // metaVersion is the version of Meta's file. A store reads this one and the
-// one before it.
-const metaVersion = 1
+// one before it, which had no kind and called the source so.
+const metaVersion = 2
 
 // Meta is what a store knows of a layer.
 type Meta struct {
-	Version int    `json:"version"`
-	Digest  string `json:"digest"` // sha256:<hex> of the image
-	Size    int64  `json:"size"`   // bytes of the image
-	Files   int64  `json:"files"`  // names in it
-	// Kind is rootfs, oci-layout or docker-archive.
-	Kind         string    `json:"kind"`
+	Version int            `json:"version"`
+	Digest  string         `json:"digest"` // sha256:<hex> of the image
+	Size    int64          `json:"size"`   // bytes of the image
+	Files   int64          `json:"files"`  // names in it
+	Kind    dsec.LayerKind `json:"kind"`
+	// Source is rootfs, oci-layout or docker-archive.
+	Source       string    `json:"source"`
 	SourceDigest string    `json:"source_digest"` // sha256:<hex> of the archive
 	SourceSize   int64     `json:"source_size"`
 	Created      time.Time `json:"created"` // of the layer in this store
@@ -59,6 +61,20 @@ type Meta struct {
 	// read), IndexDigest what the first block and all from there hash to.
 	IndexOffset int64  `json:"index_offset"`
 	IndexDigest string `json:"index_digest"`
+}
+
+// BuildOptions say what is to be made of an archive.
+type BuildOptions struct {
+	// Select names the image wanted from an archive that holds several: a tag or
+	// a digest.
+	Select string
+	// Kind of the layer; empty is base.
+	Kind dsec.LayerKind
+	// At is the directory of a sandbox that the root of the archive becomes, of a
+	// layer that is no base; empty is the sandbox's root.
+	At string
+	// Strict makes what the lint finds an error.
+	Strict bool
 }
 
 // Options of a store. Zero values take the default.

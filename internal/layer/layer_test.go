@@ -66,7 +66,7 @@ func archive(t testing.TB, content string) []byte {
 
 func build(t testing.TB, s *Store, content string) Meta {
 	t.Helper()
-	meta, _, err := s.Build(t.Context(), "", bytes.NewReader(archive(t, content)))
+	meta, _, err := s.Build(t.Context(), BuildOptions{}, bytes.NewReader(archive(t, content)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -112,7 +112,7 @@ func ofLayer(m Meta) []string {
 func TestLife(t *testing.T) {
 	s := openStore(t, Options{})
 	meta := build(t, s, "one")
-	if meta.Kind != KindRootFS || meta.Files != 1 || meta.Size%4096 != 0 || meta.SourceSize != int64(len(archive(t, "one"))) {
+	if meta.Source != SourceRootFS || meta.Files != 1 || meta.Size%4096 != 0 || meta.SourceSize != int64(len(archive(t, "one"))) {
 		t.Errorf("%+v", meta)
 	}
 	wantFiles(t, s, ofLayer(meta)...)
@@ -257,5 +257,30 @@ func TestDamage(t *testing.T) {
 				t.Error(err)
 			}
 		})
+	}
+}
+
+// A store reads what the version before it wrote: it had no kinds, and called the source so.
+func TestMetadataOfTheVersionBefore(t *testing.T) {
+	s := openStore(t, Options{})
+	meta := build(t, s, "x")
+	file := s.file(meta.Digest, metaExt)
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	old := strings.NewReplacer(`"version":2`, `"version":1`, `"kind":"base",`, `"kind":"rootfs",`, `"source":"rootfs",`, "").Replace(string(text))
+	if err := os.WriteFile(file, []byte(old), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := readMeta(file); err != nil || got.Kind != dsec.LayerBase || got.Source != SourceRootFS {
+		t.Errorf("%+v, %v", got, err)
+	}
+	bad := strings.Replace(string(text), `"kind":"base"`, `"kind":"cellar"`, 1)
+	if err := os.WriteFile(file, []byte(bad), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := readMeta(file); err == nil {
+		t.Error("a kind that there is not is read")
 	}
 }

@@ -184,7 +184,7 @@ func TestRoundTripThroughKernel(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			pr, pw := io.Pipe()
 			go func() { _ = pw.CloseWithError(tardir.Write(pw, dir)) }()
-			meta, findings, err := s.Build(context.Background(), "", pr)
+			meta, findings, err := s.Build(context.Background(), BuildOptions{}, pr)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -106,8 +106,8 @@ func checkResult(res *convert.Result, image *os.File) error {
 		return err
 	}
 	ok := fi.Size() == res.Size && res.Files >= 0 && res.Config.Validate() == nil
-	switch res.Kind {
-	case KindRootFS, KindOCILayout, KindDockerArchive:
+	switch res.Source {
+	case SourceRootFS, SourceOCILayout, SourceDockerArchive:
 	default:
 		ok = false
 	}

@@ -162,6 +162,12 @@ func readMeta(path string) (Meta, error) {
 	if meta.Version < 1 || meta.Version > metaVersion {
 		return meta, fmt.Errorf("metadata of version %d, want %d", meta.Version, metaVersion)
 	}
+	if meta.Version == 1 {
+		meta.Source, meta.Kind = string(meta.Kind), dsec.LayerBase
+	}
+	if !meta.Kind.Valid() {
+		return meta, fmt.Errorf("metadata of a layer of kind %.40q", meta.Kind)
+	}
 	return meta, meta.Config.Validate()
 }
 

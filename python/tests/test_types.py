@@ -63,6 +63,11 @@ def test_published_shape_is_encoded() -> None:
     assert (r.user, r.request_id) == ("root", "id")
 
 
+def test_layers_are_sent_lowest_first() -> None:
+    args = DSecContainerRunArgs(container_image="b", workspace="w", toolkits=["t1", "t2"], layers=["l"])
+    assert list(c.create_request(args, "id").layers) == ["b", "w", "t1", "t2", "l"]
+
+
 def test_what_is_left_out_is_the_servers_default() -> None:
     r = c.create_request(ARGS, "id")
     assert not r.HasField("idle_timeout")
@@ -76,6 +81,8 @@ def test_what_is_left_out_is_the_servers_default() -> None:
         ("container_image", 3),
         ("container_image", "\udc80"),
         ("layers", "base"),
+        ("toolkits", "tools"),
+        ("workspace", 3),
         ("memory_limit_mb", 0),
         ("memory_limit_mb", -1),
         ("memory_limit_mb", 1.5),

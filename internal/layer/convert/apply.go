@@ -25,7 +25,7 @@ func (c *converter) readArchive(t *tree, r io.Reader) error {
 	}
 	defer done()
 	src := &source{c: c, r: in, keep: true}
-	if err := c.apply(t, src, false); err != nil {
+	if err := c.apply(t, src, c.upper); err != nil {
 		return err
 	}
 	// A tar ends with blocks of zeros. One cut off between two entries looks
@@ -109,7 +109,8 @@ func (s *source) next() int64 {
 }
 
 // apply adds the entries of one tar stream to the tree. With whiteouts, the
-// stream is a layer of an image, which may hide what is below it.
+// stream may hide what is below it: of a layer of an image that is merged, in the
+// tree; else in the image that is made.
 func (c *converter) apply(t *tree, src *source, whiteouts bool) error {
 	tr := tar.NewReader(src)
 	buf := make([]byte, copySize)
@@ -174,6 +175,9 @@ func (c *converter) applyEntry(t *tree, src *source, tr *tar.Reader, hdr *tar.He
 	dir, err := t.dir(parts[:len(parts)-1], true)
 	if err != nil {
 		return err
+	}
+	if whiteouts && t.layer == 0 && hdr.Typeflag == tar.TypeChar && hdr.Devmajor == 0 && hdr.Devminor == 0 {
+		return t.hide(dir, base) // as overlayfs has it, in the tar of an upper directory
 	}
 	switch hdr.Typeflag {
 	case tar.TypeLink:
@@ -247,7 +251,7 @@ func (t *tree) link(dir *inode, base, target string) error {
 	switch {
 	case err != nil:
 		return err
-	case n == nil:
+	case n == nil || n.isWhiteout():
 		return dsec.Invalid("data", "hard link to %s, which no earlier entry made", quote(target))
 	case n.isDir():
 		return dsec.Invalid("data", "hard link to the directory %s", quote(target))
@@ -356,11 +360,17 @@ const (
 // what this layer wrote, in whichever order the entries come.
 func (t *tree) whiteout(parts []string) error {
 	base := parts[len(parts)-1]
-	dir, err := t.dir(parts[:len(parts)-1], false)
+	kept := t.layer == 0 // what is below is not in this tree
+	dir, err := t.dir(parts[:len(parts)-1], kept)
 	if err != nil || dir == nil {
 		return err // nothing there to hide
 	}
 	switch {
+	case base == whiteoutOpaque && kept:
+		if dir == t.root {
+			return dsec.Invalid("data", "an opaque root would hide every layer below")
+		}
+		dir.opaque = true
 	case base == whiteoutOpaque:
 		t.prune(dir)
 	case strings.HasPrefix(base, whiteoutMeta):
@@ -370,7 +380,19 @@ func (t *tree) whiteout(parts []string) error {
 		if name == "" || name == "." || name == ".." {
 			return dsec.Invalid("data", "whiteout of %s, want the name of a file", quote(name))
 		}
+		if kept {
+			return t.hide(dir, name)
+		}
 		t.pruneName(dir, name)
 	}
 	return nil
+}
+
+// hide puts a whiteout where the layer has nothing of that name itself.
+func (t *tree) hide(dir *inode, name string) error {
+	if e, ok := dir.children[name]; ok {
+		e.n.opaque = e.n.isDir()
+		return nil
+	}
+	return t.add(dir, name, &inode{mode: unix.S_IFCHR})
 }

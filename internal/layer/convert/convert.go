@@ -3,8 +3,8 @@
 // memory, contents in a scratch file that has no names, and the image is
 // written from the two.
 //
-// The words: an archive is the byte stream that came in; its kind is told from
-// its content, never from a name. An entry is one member of a tar stream. A
+// The words: an archive is the byte stream that came in; its source, which is what
+// it is an archive of, is told from its content, never from a name. An entry is one member of a tar stream. A
 // layer is one tar stream of an image that has several. The tree is the merged
 // root file system: a path in an archive only ever leads through the tree, so
 // nothing in an archive can name anything outside the image being made.
@@ -23,15 +23,16 @@ import (
 	"crypto/sha256"
 	"encoding/json"
 	"io"
+	"strings"
 
 	"github.com/opendsec/dsec"
 )
 
-// The kinds of archive.
+// The sources.
 const (
-	KindRootFS        = "rootfs"
-	KindOCILayout     = "oci-layout"
-	KindDockerArchive = "docker-archive"
+	SourceRootFS        = "rootfs"
+	SourceOCILayout     = "oci-layout"
+	SourceDockerArchive = "docker-archive"
 )
 
 // Limits bound what one archive may make of itself. A zero field takes the
@@ -101,12 +102,19 @@ type Options struct {
 	// Select is the image wanted from an archive that holds several: a tag or
 	// a digest.
 	Select string `json:"select,omitempty"`
+	// Kind of the layer; empty is base.
+	Kind dsec.LayerKind `json:"kind,omitempty"`
+	// At is the directory of a sandbox that the root of the archive becomes, of a
+	// layer that is no base; empty is the sandbox's root.
+	At string `json:"at,omitempty"`
+	// Strict makes what the lint finds an error.
+	Strict bool   `json:"strict,omitempty"`
 	Limits Limits `json:"limits"`
 }
 
 // Result is what a conversion made.
 type Result struct {
-	Kind   string `json:"kind"`
+	Source string `json:"source"`
 	Size   int64  `json:"size"`  // bytes of the image
 	Files  int64  `json:"files"` // names in the image, its root not counted
 	Config Config `json:"config"`
@@ -119,30 +127,17 @@ type Result struct {
 // full disk is exhausted. Both files must be empty; on error their content
 // means nothing.
 func Convert(archive io.Reader, image, scratch File, opt Options) (Result, error) {
-	c := &converter{limits: opt.Limits.WithDefaults(), scratch: newSpool(scratch)}
-	c.findings.init()
-	outer := newTree(c)
-	if err := c.readArchive(outer, archive); err != nil {
+	if err := opt.Check(); err != nil {
 		return Result{}, err
 	}
-	res := Result{Kind: KindRootFS}
-	tree := outer
-	kind, err := c.kindOf(outer)
+	c := &converter{limits: opt.Limits.WithDefaults(), upper: opt.Kind != "" && opt.Kind != dsec.LayerBase, scratch: newSpool(scratch)}
+	c.findings.init()
+	tree, res, err := c.read(archive, opt.Select)
 	if err != nil {
 		return Result{}, err
 	}
-	if kind != KindRootFS {
-		img, err := c.selectImage(outer, kind, opt.Select)
-		if err != nil {
-			return Result{}, err
-		}
-		c.findings.init() // those so far are of the archive's own files
-		if tree, err = c.merge(img); err != nil {
-			return Result{}, err
-		}
-		res.Kind, res.Config = kind, img.config
-	} else if opt.Select != "" {
-		return Result{}, dsec.Invalid("select", "a root file system archive holds no images to select from, want it empty")
+	if tree, err = tree.at(opt.At); err != nil {
+		return Result{}, err
 	}
 	if err := tree.checkMountPoints(); err != nil {
 		return Result{}, err
@@ -150,20 +145,73 @@ func Convert(archive io.Reader, image, scratch File, opt Options) (Result, error
 	if err := tree.finish(); err != nil {
 		return Result{}, err
 	}
-	if res.Files, res.Size, err = c.writeImage(tree, image, identity(res.Config)); err != nil {
+	if res.Files, res.Size, err = c.writeImage(tree, image, identity(opt.Kind, res.Config)); err != nil {
 		return Result{}, err
 	}
 	c.lintTree(tree)
+	if opt.Strict {
+		if err := c.findings.refuse(); err != nil {
+			return Result{}, err
+		}
+	}
 	res.Findings = c.findings.list()
 	return res, nil
 }
 
+// Check looks at what does not need the archive.
+func (o Options) Check() error {
+	if o.Kind != "" && !o.Kind.Valid() {
+		return dsec.Invalid("kind", "want %s, %s or %s", dsec.LayerBase, dsec.LayerWorkspace, dsec.LayerToolkit)
+	}
+	if o.At == "" {
+		return nil
+	}
+	if o.Kind == "" || o.Kind == dsec.LayerBase {
+		return dsec.Invalid("at", "a base is a whole root file system, want it empty")
+	}
+	if !strings.HasPrefix(o.At, "/") {
+		return dsec.Invalid("at", "want an absolute path")
+	}
+	if _, err := splitPath(o.At); err != nil {
+		return &dsec.Error{Code: dsec.CodeInvalid, Field: "at", Message: err.(*dsec.Error).Message}
+	}
+	return nil
+}
+
+// read makes the tree of an archive: its own, or that of an image in it.
+func (c *converter) read(archive io.Reader, sel string) (*tree, Result, error) {
+	t := newTree(c)
+	if err := c.readArchive(t, archive); err != nil {
+		return nil, Result{}, err
+	}
+	source, err := c.sourceOf(t)
+	if err != nil {
+		return nil, Result{}, err
+	}
+	if source == SourceRootFS {
+		if sel != "" {
+			return nil, Result{}, dsec.Invalid("select", "a root file system archive holds no images to select from, want it empty")
+		}
+		return t, Result{Source: source}, nil
+	}
+	img, err := c.selectImage(t, source, sel)
+	if err != nil {
+		return nil, Result{}, err
+	}
+	c.findings.init() // those so far are of the archive's own files
+	merged, err := c.merge(img)
+	return merged, Result{Source: source, Config: img.config}, err
+}
+
 // identity is put into the image as its UUID, so that two images of the same
-// files but other configurations have different digests.
-func identity(cfg Config) (id [16]byte) {
+// files but of another kind or configuration have different digests.
+func identity(kind dsec.LayerKind, cfg Config) (id [16]byte) {
 	doc, err := json.Marshal(cfg)
 	if err != nil {
 		panic(err) // strings only
+	}
+	if kind != "" && kind != dsec.LayerBase {
+		doc = append(doc, kind...)
 	}
 	sum := sha256.Sum256(doc)
 	copy(id[:], sum[:])
@@ -173,6 +221,7 @@ func identity(cfg Config) (id [16]byte) {
 // converter is the state of one conversion.
 type converter struct {
 	limits   Limits
+	upper    bool // the layer goes on others, and may hide what they have
 	scratch  *spool
 	findings findings
 

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"path"
 	"strings"
 	"time"
@@ -106,6 +107,8 @@ func (i fileInfo) Mode() fs.FileMode {
 		m |= fs.ModeSymlink
 	case unix.S_IFIFO:
 		m |= fs.ModeNamedPipe
+	case unix.S_IFCHR: // a whiteout: device 0:0
+		m |= fs.ModeDevice | fs.ModeCharDevice
 	}
 	if i.n.mode&unix.S_ISUID != 0 {
 		m |= fs.ModeSetuid
@@ -121,8 +124,16 @@ func (i fileInfo) Mode() fs.FileMode {
 
 // Sys gives go-erofs what fs.FileInfo has no method for.
 func (i fileInfo) Sys() any {
+	xattrs := i.n.xattrs
+	if i.n.opaque {
+		xattrs = maps.Clone(xattrs)
+		if xattrs == nil {
+			xattrs = map[string]string{}
+		}
+		xattrs["trusted.overlay.opaque"] = "y"
+	}
 	return &erofs.Stat{
-		UID: i.n.uid, GID: i.n.gid, Nlink: int(i.n.nlink), Xattrs: i.n.xattrs,
+		UID: i.n.uid, GID: i.n.gid, Nlink: int(i.n.nlink), Xattrs: xattrs,
 		Mtime: uint64(i.n.mtime), MtimeNs: i.n.mtimeNs,
 	}
 }

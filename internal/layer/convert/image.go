@@ -35,8 +35,8 @@ const (
 	manifestFile = "manifest.json"
 )
 
-// kindOf tells what the archive's tree is.
-func (c *converter) kindOf(t *tree) (string, error) {
+// sourceOf tells what the archive's tree is.
+func (c *converter) sourceOf(t *tree) (string, error) {
 	if doc, err := c.document(t, layoutFile); err == nil && doc != nil {
 		var layout struct {
 			Version string `json:"imageLayoutVersion"`
@@ -45,18 +45,18 @@ func (c *converter) kindOf(t *tree) (string, error) {
 			if major, _, _ := strings.Cut(layout.Version, "."); major != "1" {
 				return "", dsec.Invalid("data", "OCI layout of version %s, want 1", quote(layout.Version))
 			}
-			return KindOCILayout, nil
+			return SourceOCILayout, nil
 		}
 	}
 	if doc, err := c.document(t, manifestFile); err == nil && doc != nil {
 		var m []dockerManifest
 		if json.Unmarshal(doc, &m) == nil && len(m) > 0 && m[0].Config != "" {
 			if n, err := t.lookup(documentPath(m[0].Config), true); err == nil && n != nil {
-				return KindDockerArchive, nil
+				return SourceDockerArchive, nil
 			}
 		}
 	}
-	return KindRootFS, nil
+	return SourceRootFS, nil
 }
 
 func documentPath(name string) []string {
@@ -105,11 +105,11 @@ func (c *converter) readDocument(b blob) ([]byte, error) {
 	return doc, nil
 }
 
-func (c *converter) selectImage(t *tree, kind, sel string) (*image, error) {
+func (c *converter) selectImage(t *tree, source, sel string) (*image, error) {
 	if len(sel) > 512 {
 		return nil, dsec.Invalid("select", "%d bytes, want a tag or a digest", len(sel))
 	}
-	if kind == KindOCILayout {
+	if source == SourceOCILayout {
 		return c.selectOCI(t, sel)
 	}
 	return c.selectDocker(t, sel)

@@ -185,7 +185,7 @@ func TestImageKinds(t *testing.T) {
 	config := object{"Env": []string{"PATH=/bin", "LD_PRELOAD=/x.so"}, "User": "1000:1000", "WorkingDir": "/app/", "Entrypoint": []string{"/e"}, "Cmd": []string{"c", "d"}}
 	wantConfig := Config{Env: []string{"PATH=/bin", "LD_PRELOAD=/x.so"}, User: "1000:1000", Workdir: "/app", Entrypoint: []string{"/e"}, Cmd: []string{"c", "d"}}
 	var digest string
-	for kind, build := range map[string]func(testing.TB, ...testImage) []byte{KindOCILayout: layout, KindDockerArchive: dockerArchive} {
+	for kind, build := range map[string]func(testing.TB, ...testImage) []byte{SourceOCILayout: layout, SourceDockerArchive: dockerArchive} {
 		for packing, pack := range packings {
 			for outer, wrap := range map[string]func([]byte) []byte{
 				"plain": func(b []byte) []byte { return b },
@@ -194,8 +194,8 @@ func TestImageKinds(t *testing.T) {
 			} {
 				t.Run(kind+"/"+packing+"/"+outer, func(t *testing.T) {
 					got := mustConvert(t, wrap(build(t, testImage{tag: "app:1", layers: all, config: config, pack: pack(t)})))
-					if got.Kind != kind {
-						t.Errorf("kind %s, want %s", got.Kind, kind)
+					if got.Source != kind {
+						t.Errorf("kind %s, want %s", got.Source, kind)
 					}
 					if diff := cmp.Diff(want, got.tree); diff != "" {
 						t.Errorf("tree (-want +got):\n%s", diff)
@@ -227,7 +227,7 @@ func TestConfigIsPartOfDigest(t *testing.T) {
 func TestSelect(t *testing.T) {
 	one := testImage{tag: "repo/app:1", layers: layers(t, []entry{text("f", "1")})}
 	two := testImage{tag: "repo/app:2", layers: layers(t, []entry{text("f", "2")})}
-	for kind, build := range map[string]func(testing.TB, ...testImage) []byte{KindOCILayout: layout, KindDockerArchive: dockerArchive} {
+	for kind, build := range map[string]func(testing.TB, ...testImage) []byte{SourceOCILayout: layout, SourceDockerArchive: dockerArchive} {
 		archive := build(t, one, two)
 		for _, sel := range []string{"repo/app:2", "app:2", "2"} {
 			t.Run(kind+"/"+sel, func(t *testing.T) {
@@ -258,8 +258,8 @@ func TestDockerLayerLinks(t *testing.T) {
 		return tarOf(t, text("c.json", string(config)), text("one/layer.tar", string(l)), symlink("two/layer.tar", target),
 			text("manifest.json", string(marshal(t, []object{{"Config": "c.json", "Layers": []string{"one/layer.tar", "two/layer.tar"}}}))))
 	}
-	if got := mustConvert(t, build("../one/layer.tar")); got.Kind != KindDockerArchive || got.tree["a"] != "= a" {
-		t.Errorf("kind %s, tree %v", got.Kind, got.tree)
+	if got := mustConvert(t, build("../one/layer.tar")); got.Source != SourceDockerArchive || got.tree["a"] != "= a" {
+		t.Errorf("kind %s, tree %v", got.Source, got.tree)
 	}
 	for _, target := range []string{"../../../../etc/passwd", "/etc/passwd", "layer.tar", "../one"} {
 		if _, err := convertBytes(t, build(target), Options{}); err == nil || dsec.CodeOf(err) != dsec.CodeInvalid {
@@ -431,8 +431,8 @@ func TestRootFSThatLooksLikeArchive(t *testing.T) {
 		"oci-layout of text":      {text("oci-layout", "hello"), file("a")},
 		"oci-layout directory":    {dir("oci-layout/"), file("a")},
 	} {
-		if got := mustConvert(t, tarOf(t, entries...)); got.Kind != KindRootFS || got.tree["a"] != "= a" {
-			t.Errorf("%s: kind %s, tree %v", name, got.Kind, got.tree)
+		if got := mustConvert(t, tarOf(t, entries...)); got.Source != SourceRootFS || got.tree["a"] != "= a" {
+			t.Errorf("%s: kind %s, tree %v", name, got.Source, got.tree)
 		}
 	}
 }

@@ -8,6 +8,8 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+
+	"github.com/opendsec/dsec"
 )
 
 // findings are remarks for whoever imports: what was left out, and what looks
@@ -46,6 +48,14 @@ func (f *findings) count(what, name string) {
 		f.order = append(f.order, what)
 	}
 	t.n++
+}
+
+// refuse is the error of an import that wants nothing found.
+func (f *findings) refuse() error {
+	if len(f.lines) == 0 {
+		return nil
+	}
+	return dsec.Invalid("strict", "the lint finds %d things, the first: %s", len(f.lines)+f.more, f.lines[0])
 }
 
 func (f *findings) list() []string {

@@ -164,8 +164,8 @@ func TestDocumentShapes(t *testing.T) {
 	// Without its configuration it is no image but a tree with such files.
 	for _, config := range []string{"../c.json", "/etc/passwd", "/proc/self/environ"} {
 		got := mustConvert(t, docker(config, "layer.tar"))
-		if got.Kind != KindRootFS || len(got.tree) != 3 {
-			t.Errorf("%s: %s of %v", config, got.Kind, got.tree)
+		if got.Source != SourceRootFS || len(got.tree) != 3 {
+			t.Errorf("%s: %s of %v", config, got.Source, got.tree)
 		}
 	}
 	// A foreign layer that is there is taken from the archive.

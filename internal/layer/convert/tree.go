@@ -31,6 +31,7 @@ type inode struct {
 	off      int64  // of a regular file's content in the scratch
 	size     int64
 	children map[string]dirent // of a directory
+	opaque   bool              // a directory that hides what layers below have in it
 	pruned   int               // last layer whose whiteouts were applied to everything below
 
 	// Set by finish. The first name is the one that carries the content of an
@@ -47,9 +48,10 @@ type dirent struct {
 	layer int // that gave the name
 }
 
-func (n *inode) isDir() bool     { return n.mode&unix.S_IFMT == unix.S_IFDIR }
-func (n *inode) isSymlink() bool { return n.mode&unix.S_IFMT == unix.S_IFLNK }
-func (n *inode) isRegular() bool { return n.mode&unix.S_IFMT == unix.S_IFREG }
+func (n *inode) isDir() bool      { return n.mode&unix.S_IFMT == unix.S_IFDIR }
+func (n *inode) isSymlink() bool  { return n.mode&unix.S_IFMT == unix.S_IFLNK }
+func (n *inode) isWhiteout() bool { return n.mode&unix.S_IFMT == unix.S_IFCHR }
+func (n *inode) isRegular() bool  { return n.mode&unix.S_IFMT == unix.S_IFREG }
 
 // tree is a root file system in memory.
 type tree struct {
@@ -149,6 +151,9 @@ func (t *tree) add(dir *inode, name string, n *inode) error {
 	if err := t.c.addMetadata(len(name)); err != nil {
 		return err
 	}
+	if old, ok := dir.children[name]; ok && old.n.isWhiteout() && n.isDir() {
+		n.opaque = true // what the whiteout hid does not come back with the directory
+	}
 	dir.children[name] = dirent{n, t.layer}
 	return nil
 }
@@ -216,6 +221,23 @@ func (t *tree) pruneName(dir *inode, name string) {
 	if e.layer != t.layer && len(e.n.children) == 0 {
 		delete(dir.children, name)
 	}
+}
+
+// at is the tree of a layer that has t's root as the directory path.
+func (t *tree) at(path string) (*tree, error) {
+	if path == "" {
+		return t, nil
+	}
+	parts, err := splitPath(path)
+	if err != nil || len(parts) == 0 {
+		return t, err
+	}
+	below := &tree{c: t.c, root: newDir(), layer: t.layer}
+	dir, err := below.dir(parts[:len(parts)-1], true)
+	if err != nil {
+		return nil, err
+	}
+	return below, below.add(dir, parts[len(parts)-1], t.root)
 }
 
 // checkMountPoints refuses an image in which a directory that the platform

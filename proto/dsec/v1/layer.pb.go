@@ -36,7 +36,11 @@ type Layer struct {
 	// sha256 of the bytes imported.
 	SourceDigest string `protobuf:"bytes,7,opt,name=source_digest,json=sourceDigest,proto3" json:"source_digest,omitempty"`
 	// From the image's configuration; defaults of sandboxes made of it.
-	Config        *LayerConfig `protobuf:"bytes,8,opt,name=config,proto3" json:"config,omitempty"`
+	Config *LayerConfig `protobuf:"bytes,8,opt,name=config,proto3" json:"config,omitempty"`
+	// base, workspace or toolkit.
+	Kind string `protobuf:"bytes,9,opt,name=kind,proto3" json:"kind,omitempty"`
+	// Remarks of the lint; of InspectLayer only.
+	Findings      []string `protobuf:"bytes,10,rep,name=findings,proto3" json:"findings,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -123,6 +127,20 @@ func (x *Layer) GetSourceDigest() string {
 func (x *Layer) GetConfig() *LayerConfig {
 	if x != nil {
 		return x.Config
+	}
+	return nil
+}
+
+func (x *Layer) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *Layer) GetFindings() []string {
+	if x != nil {
+		return x.Findings
 	}
 	return nil
 }
@@ -290,7 +308,15 @@ type ImportLayerOpen struct {
 	// name:tag, or name for name:latest.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// Image wanted from an archive that holds several: tag or digest.
-	Select        string `protobuf:"bytes,2,opt,name=select,proto3" json:"select,omitempty"`
+	Select string `protobuf:"bytes,2,opt,name=select,proto3" json:"select,omitempty"`
+	// base, workspace or toolkit; empty is base. A workspace or a toolkit may hide
+	// what is below it, by whiteouts in the form of OCI or of overlayfs.
+	Kind string `protobuf:"bytes,3,opt,name=kind,proto3" json:"kind,omitempty"`
+	// Directory of a sandbox that the archive's root becomes, of a workspace or a
+	// toolkit; empty is the root.
+	At string `protobuf:"bytes,4,opt,name=at,proto3" json:"at,omitempty"`
+	// An import in which the lint finds something fails.
+	Strict        bool `protobuf:"varint,5,opt,name=strict,proto3" json:"strict,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -337,6 +363,27 @@ func (x *ImportLayerOpen) GetSelect() string {
 		return x.Select
 	}
 	return ""
+}
+
+func (x *ImportLayerOpen) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *ImportLayerOpen) GetAt() string {
+	if x != nil {
+		return x.At
+	}
+	return ""
+}
+
+func (x *ImportLayerOpen) GetStrict() bool {
+	if x != nil {
+		return x.Strict
+	}
+	return false
 }
 
 type ImportLayerResponse struct {
@@ -472,6 +519,210 @@ func (x *ListLayersResponse) GetLayers() []*Layer {
 	return nil
 }
 
+type InspectLayerRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// name:tag or digest.
+	Name          string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *InspectLayerRequest) Reset() {
+	*x = InspectLayerRequest{}
+	mi := &file_dsec_v1_layer_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *InspectLayerRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*InspectLayerRequest) ProtoMessage() {}
+
+func (x *InspectLayerRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_layer_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use InspectLayerRequest.ProtoReflect.Descriptor instead.
+func (*InspectLayerRequest) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *InspectLayerRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type InspectLayerResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Layer         *Layer                 `protobuf:"bytes,1,opt,name=layer,proto3" json:"layer,omitempty"`
+	Names         []string               `protobuf:"bytes,2,rep,name=names,proto3" json:"names,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *InspectLayerResponse) Reset() {
+	*x = InspectLayerResponse{}
+	mi := &file_dsec_v1_layer_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *InspectLayerResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*InspectLayerResponse) ProtoMessage() {}
+
+func (x *InspectLayerResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_layer_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use InspectLayerResponse.ProtoReflect.Descriptor instead.
+func (*InspectLayerResponse) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *InspectLayerResponse) GetLayer() *Layer {
+	if x != nil {
+		return x.Layer
+	}
+	return nil
+}
+
+func (x *InspectLayerResponse) GetNames() []string {
+	if x != nil {
+		return x.Names
+	}
+	return nil
+}
+
+type TagLayerRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// name:tag or digest of the layer.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// name:tag, or name for name:latest.
+	NewName string `protobuf:"bytes,2,opt,name=new_name,json=newName,proto3" json:"new_name,omitempty"`
+	// A new name that another layer has is taken from it.
+	Replace       bool `protobuf:"varint,3,opt,name=replace,proto3" json:"replace,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TagLayerRequest) Reset() {
+	*x = TagLayerRequest{}
+	mi := &file_dsec_v1_layer_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TagLayerRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TagLayerRequest) ProtoMessage() {}
+
+func (x *TagLayerRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_layer_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TagLayerRequest.ProtoReflect.Descriptor instead.
+func (*TagLayerRequest) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *TagLayerRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *TagLayerRequest) GetNewName() string {
+	if x != nil {
+		return x.NewName
+	}
+	return ""
+}
+
+func (x *TagLayerRequest) GetReplace() bool {
+	if x != nil {
+		return x.Replace
+	}
+	return false
+}
+
+type TagLayerResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Layer         *Layer                 `protobuf:"bytes,1,opt,name=layer,proto3" json:"layer,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TagLayerResponse) Reset() {
+	*x = TagLayerResponse{}
+	mi := &file_dsec_v1_layer_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TagLayerResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TagLayerResponse) ProtoMessage() {}
+
+func (x *TagLayerResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_layer_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TagLayerResponse.ProtoReflect.Descriptor instead.
+func (*TagLayerResponse) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *TagLayerResponse) GetLayer() *Layer {
+	if x != nil {
+		return x.Layer
+	}
+	return nil
+}
+
 type RemoveLayerRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// name:tag or digest.
@@ -482,7 +733,7 @@ type RemoveLayerRequest struct {
 
 func (x *RemoveLayerRequest) Reset() {
 	*x = RemoveLayerRequest{}
-	mi := &file_dsec_v1_layer_proto_msgTypes[7]
+	mi := &file_dsec_v1_layer_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -494,7 +745,7 @@ func (x *RemoveLayerRequest) String() string {
 func (*RemoveLayerRequest) ProtoMessage() {}
 
 func (x *RemoveLayerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_layer_proto_msgTypes[7]
+	mi := &file_dsec_v1_layer_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -507,7 +758,7 @@ func (x *RemoveLayerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveLayerRequest.ProtoReflect.Descriptor instead.
 func (*RemoveLayerRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{7}
+	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *RemoveLayerRequest) GetName() string {
@@ -525,7 +776,7 @@ type RemoveLayerResponse struct {
 
 func (x *RemoveLayerResponse) Reset() {
 	*x = RemoveLayerResponse{}
-	mi := &file_dsec_v1_layer_proto_msgTypes[8]
+	mi := &file_dsec_v1_layer_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -537,7 +788,7 @@ func (x *RemoveLayerResponse) String() string {
 func (*RemoveLayerResponse) ProtoMessage() {}
 
 func (x *RemoveLayerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_layer_proto_msgTypes[8]
+	mi := &file_dsec_v1_layer_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -550,14 +801,14 @@ func (x *RemoveLayerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveLayerResponse.ProtoReflect.Descriptor instead.
 func (*RemoveLayerResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{8}
+	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{12}
 }
 
 var File_dsec_v1_layer_proto protoreflect.FileDescriptor
 
 const file_dsec_v1_layer_proto_rawDesc = "" +
 	"\n" +
-	"\x13dsec/v1/layer.proto\x12\adsec.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xfe\x01\n" +
+	"\x13dsec/v1/layer.proto\x12\adsec.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xae\x02\n" +
 	"\x05Layer\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06digest\x18\x02 \x01(\tR\x06digest\x12\x12\n" +
@@ -566,7 +817,10 @@ const file_dsec_v1_layer_proto_rawDesc = "" +
 	"\acreated\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\acreated\x12\x16\n" +
 	"\x06source\x18\x06 \x01(\tR\x06source\x12#\n" +
 	"\rsource_digest\x18\a \x01(\tR\fsourceDigest\x12,\n" +
-	"\x06config\x18\b \x01(\v2\x14.dsec.v1.LayerConfigR\x06config\"\x7f\n" +
+	"\x06config\x18\b \x01(\v2\x14.dsec.v1.LayerConfigR\x06config\x12\x12\n" +
+	"\x04kind\x18\t \x01(\tR\x04kind\x12\x1a\n" +
+	"\bfindings\x18\n" +
+	" \x03(\tR\bfindings\"\x7f\n" +
 	"\vLayerConfig\x12\x10\n" +
 	"\x03env\x18\x01 \x03(\tR\x03env\x12\x12\n" +
 	"\x04user\x18\x02 \x01(\tR\x04user\x12\x18\n" +
@@ -578,23 +832,39 @@ const file_dsec_v1_layer_proto_rawDesc = "" +
 	"\x12ImportLayerRequest\x12.\n" +
 	"\x04open\x18\x01 \x01(\v2\x18.dsec.v1.ImportLayerOpenH\x00R\x04open\x12\x14\n" +
 	"\x04data\x18\x02 \x01(\fH\x00R\x04dataB\t\n" +
-	"\amessage\"=\n" +
+	"\amessage\"y\n" +
 	"\x0fImportLayerOpen\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
-	"\x06select\x18\x02 \x01(\tR\x06select\"W\n" +
+	"\x06select\x18\x02 \x01(\tR\x06select\x12\x12\n" +
+	"\x04kind\x18\x03 \x01(\tR\x04kind\x12\x0e\n" +
+	"\x02at\x18\x04 \x01(\tR\x02at\x12\x16\n" +
+	"\x06strict\x18\x05 \x01(\bR\x06strict\"W\n" +
 	"\x13ImportLayerResponse\x12$\n" +
 	"\x05layer\x18\x01 \x01(\v2\x0e.dsec.v1.LayerR\x05layer\x12\x1a\n" +
 	"\bfindings\x18\x02 \x03(\tR\bfindings\"\x13\n" +
 	"\x11ListLayersRequest\"<\n" +
 	"\x12ListLayersResponse\x12&\n" +
-	"\x06layers\x18\x01 \x03(\v2\x0e.dsec.v1.LayerR\x06layers\"(\n" +
+	"\x06layers\x18\x01 \x03(\v2\x0e.dsec.v1.LayerR\x06layers\")\n" +
+	"\x13InspectLayerRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"R\n" +
+	"\x14InspectLayerResponse\x12$\n" +
+	"\x05layer\x18\x01 \x01(\v2\x0e.dsec.v1.LayerR\x05layer\x12\x14\n" +
+	"\x05names\x18\x02 \x03(\tR\x05names\"Z\n" +
+	"\x0fTagLayerRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x19\n" +
+	"\bnew_name\x18\x02 \x01(\tR\anewName\x12\x18\n" +
+	"\areplace\x18\x03 \x01(\bR\areplace\"8\n" +
+	"\x10TagLayerResponse\x12$\n" +
+	"\x05layer\x18\x01 \x01(\v2\x0e.dsec.v1.LayerR\x05layer\"(\n" +
 	"\x12RemoveLayerRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"\x15\n" +
-	"\x13RemoveLayerResponse2\xf5\x01\n" +
+	"\x13RemoveLayerResponse2\x8d\x03\n" +
 	"\fLayerService\x12O\n" +
 	"\vImportLayer\x12\x1b.dsec.v1.ImportLayerRequest\x1a\x1c.dsec.v1.ImportLayerResponse\"\x03\x90\x02\x02(\x01\x12J\n" +
 	"\n" +
-	"ListLayers\x12\x1a.dsec.v1.ListLayersRequest\x1a\x1b.dsec.v1.ListLayersResponse\"\x03\x90\x02\x02\x12H\n" +
+	"ListLayers\x12\x1a.dsec.v1.ListLayersRequest\x1a\x1b.dsec.v1.ListLayersResponse\"\x03\x90\x02\x02\x12P\n" +
+	"\fInspectLayer\x12\x1c.dsec.v1.InspectLayerRequest\x1a\x1d.dsec.v1.InspectLayerResponse\"\x03\x90\x02\x02\x12D\n" +
+	"\bTagLayer\x12\x18.dsec.v1.TagLayerRequest\x1a\x19.dsec.v1.TagLayerResponse\"\x03\x90\x02\x02\x12H\n" +
 	"\vRemoveLayer\x12\x1b.dsec.v1.RemoveLayerRequest\x1a\x1c.dsec.v1.RemoveLayerResponseB/Z-github.com/opendsec/dsec/proto/dsec/v1;dsecv1b\x06proto3"
 
 var (
@@ -609,7 +879,7 @@ func file_dsec_v1_layer_proto_rawDescGZIP() []byte {
 	return file_dsec_v1_layer_proto_rawDescData
 }
 
-var file_dsec_v1_layer_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
+var file_dsec_v1_layer_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
 var file_dsec_v1_layer_proto_goTypes = []any{
 	(*Layer)(nil),                 // 0: dsec.v1.Layer
 	(*LayerConfig)(nil),           // 1: dsec.v1.LayerConfig
@@ -618,27 +888,37 @@ var file_dsec_v1_layer_proto_goTypes = []any{
 	(*ImportLayerResponse)(nil),   // 4: dsec.v1.ImportLayerResponse
 	(*ListLayersRequest)(nil),     // 5: dsec.v1.ListLayersRequest
 	(*ListLayersResponse)(nil),    // 6: dsec.v1.ListLayersResponse
-	(*RemoveLayerRequest)(nil),    // 7: dsec.v1.RemoveLayerRequest
-	(*RemoveLayerResponse)(nil),   // 8: dsec.v1.RemoveLayerResponse
-	(*timestamppb.Timestamp)(nil), // 9: google.protobuf.Timestamp
+	(*InspectLayerRequest)(nil),   // 7: dsec.v1.InspectLayerRequest
+	(*InspectLayerResponse)(nil),  // 8: dsec.v1.InspectLayerResponse
+	(*TagLayerRequest)(nil),       // 9: dsec.v1.TagLayerRequest
+	(*TagLayerResponse)(nil),      // 10: dsec.v1.TagLayerResponse
+	(*RemoveLayerRequest)(nil),    // 11: dsec.v1.RemoveLayerRequest
+	(*RemoveLayerResponse)(nil),   // 12: dsec.v1.RemoveLayerResponse
+	(*timestamppb.Timestamp)(nil), // 13: google.protobuf.Timestamp
 }
 var file_dsec_v1_layer_proto_depIdxs = []int32{
-	9, // 0: dsec.v1.Layer.created:type_name -> google.protobuf.Timestamp
-	1, // 1: dsec.v1.Layer.config:type_name -> dsec.v1.LayerConfig
-	3, // 2: dsec.v1.ImportLayerRequest.open:type_name -> dsec.v1.ImportLayerOpen
-	0, // 3: dsec.v1.ImportLayerResponse.layer:type_name -> dsec.v1.Layer
-	0, // 4: dsec.v1.ListLayersResponse.layers:type_name -> dsec.v1.Layer
-	2, // 5: dsec.v1.LayerService.ImportLayer:input_type -> dsec.v1.ImportLayerRequest
-	5, // 6: dsec.v1.LayerService.ListLayers:input_type -> dsec.v1.ListLayersRequest
-	7, // 7: dsec.v1.LayerService.RemoveLayer:input_type -> dsec.v1.RemoveLayerRequest
-	4, // 8: dsec.v1.LayerService.ImportLayer:output_type -> dsec.v1.ImportLayerResponse
-	6, // 9: dsec.v1.LayerService.ListLayers:output_type -> dsec.v1.ListLayersResponse
-	8, // 10: dsec.v1.LayerService.RemoveLayer:output_type -> dsec.v1.RemoveLayerResponse
-	8, // [8:11] is the sub-list for method output_type
-	5, // [5:8] is the sub-list for method input_type
-	5, // [5:5] is the sub-list for extension type_name
-	5, // [5:5] is the sub-list for extension extendee
-	0, // [0:5] is the sub-list for field type_name
+	13, // 0: dsec.v1.Layer.created:type_name -> google.protobuf.Timestamp
+	1,  // 1: dsec.v1.Layer.config:type_name -> dsec.v1.LayerConfig
+	3,  // 2: dsec.v1.ImportLayerRequest.open:type_name -> dsec.v1.ImportLayerOpen
+	0,  // 3: dsec.v1.ImportLayerResponse.layer:type_name -> dsec.v1.Layer
+	0,  // 4: dsec.v1.ListLayersResponse.layers:type_name -> dsec.v1.Layer
+	0,  // 5: dsec.v1.InspectLayerResponse.layer:type_name -> dsec.v1.Layer
+	0,  // 6: dsec.v1.TagLayerResponse.layer:type_name -> dsec.v1.Layer
+	2,  // 7: dsec.v1.LayerService.ImportLayer:input_type -> dsec.v1.ImportLayerRequest
+	5,  // 8: dsec.v1.LayerService.ListLayers:input_type -> dsec.v1.ListLayersRequest
+	7,  // 9: dsec.v1.LayerService.InspectLayer:input_type -> dsec.v1.InspectLayerRequest
+	9,  // 10: dsec.v1.LayerService.TagLayer:input_type -> dsec.v1.TagLayerRequest
+	11, // 11: dsec.v1.LayerService.RemoveLayer:input_type -> dsec.v1.RemoveLayerRequest
+	4,  // 12: dsec.v1.LayerService.ImportLayer:output_type -> dsec.v1.ImportLayerResponse
+	6,  // 13: dsec.v1.LayerService.ListLayers:output_type -> dsec.v1.ListLayersResponse
+	8,  // 14: dsec.v1.LayerService.InspectLayer:output_type -> dsec.v1.InspectLayerResponse
+	10, // 15: dsec.v1.LayerService.TagLayer:output_type -> dsec.v1.TagLayerResponse
+	12, // 16: dsec.v1.LayerService.RemoveLayer:output_type -> dsec.v1.RemoveLayerResponse
+	12, // [12:17] is the sub-list for method output_type
+	7,  // [7:12] is the sub-list for method input_type
+	7,  // [7:7] is the sub-list for extension type_name
+	7,  // [7:7] is the sub-list for extension extendee
+	0,  // [0:7] is the sub-list for field type_name
 }
 
 func init() { file_dsec_v1_layer_proto_init() }
@@ -656,7 +936,7 @@ func file_dsec_v1_layer_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dsec_v1_layer_proto_rawDesc), len(file_dsec_v1_layer_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   9,
+			NumMessages:   13,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -22,7 +22,15 @@ from libdsec._proto.dsec.v1 import admin_pb2, layer_pb2, sandbox_pb2
 from libdsec._rpc import Rpc
 from libdsec._sandbox import Sandbox
 from libdsec._source import Source, chunks
-from libdsec._types import DSecContainerRunArgs, ImportedLayer, Key, Layer, NewKey, SandboxInfo
+from libdsec._types import (
+    DSecContainerRunArgs,
+    ImportedLayer,
+    InspectedLayer,
+    Key,
+    Layer,
+    NewKey,
+    SandboxInfo,
+)
 
 _PAGE = 1000
 
@@ -197,7 +205,14 @@ class DSecClient:
         return (await self._rpc.unary(m.KILL, request)).state
 
     async def import_layer(
-        self, archive: os.PathLike[str] | Source, *, name: str, select: str = ""
+        self,
+        archive: os.PathLike[str] | Source,
+        *,
+        name: str,
+        select: str = "",
+        kind: str = "",
+        at: str = "",
+        strict: bool = False,
     ) -> ImportedLayer:
         """Make a layer of a root file system or an image, and name it.
 
@@ -208,8 +223,19 @@ class DSecClient:
                 is a path.
             name: `name:tag`, or `name` for `name:latest`.
             select: Which image, by tag or digest, of an archive that holds several.
+            kind: base (also where empty), workspace or toolkit. The last two may hide
+                what is below them, by whiteouts in the form of OCI or of overlayfs.
+            at: Directory of a sandbox that the archive's root becomes, of a workspace
+                or a toolkit; empty is the root.
+            strict: Raise `InvalidError` where the lint finds something.
         """
-        target = layer_pb2.ImportLayerOpen(name=c.text(name, "name"), select=c.text(select, "select"))
+        target = layer_pb2.ImportLayerOpen(
+            name=c.text(name, "name"),
+            select=c.text(select, "select"),
+            kind=c.text(kind, "kind"),
+            at=c.text(at, "at"),
+            strict=strict,
+        )
         async with aclosing(_archive(archive)) as data, aclosing(_import_messages(target, data)) as stream:
             response = await self._rpc.client_stream(m.IMPORT_LAYER, stream, {"data": "archive"})
         return ImportedLayer(layer=c.layer(response.layer), findings=tuple(response.findings))
@@ -218,6 +244,26 @@ class DSecClient:
         """Return the layers that sandboxes can be made of."""
         response = await self._rpc.unary(m.LIST_LAYERS, layer_pb2.ListLayersRequest())
         return [c.layer(layer) for layer in response.layers]
+
+    async def inspect_layer(self, name: str) -> InspectedLayer:
+        """Return all that is known of a layer, by `name:tag` or digest."""
+        request = layer_pb2.InspectLayerRequest(name=c.text(name, "name"))
+        response = await self._rpc.unary(m.INSPECT_LAYER, request)
+        return InspectedLayer(
+            layer=c.layer(response.layer),
+            names=tuple(response.names),
+            findings=tuple(response.layer.findings),
+        )
+
+    async def tag_layer(self, name: str, new_name: str, *, replace: bool = False) -> Layer:
+        """Give a layer (`name:tag` or digest) one more name.
+
+        Raises `ConflictError` where another layer has it, unless `replace` is set.
+        """
+        request = layer_pb2.TagLayerRequest(
+            name=c.text(name, "name"), new_name=c.text(new_name, "new_name"), replace=replace
+        )
+        return c.layer((await self._rpc.unary(m.TAG_LAYER, request)).layer)
 
     async def remove_layer(self, name: str) -> None:
         """Remove a name (`name:tag` or digest), and the layer once no name and no sandbox uses it."""

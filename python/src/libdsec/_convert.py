@@ -139,15 +139,17 @@ def create_request(
     args: t.DSecContainerRunArgs, request_id: str, backend: str = ""
 ) -> sandbox_pb2.CreateRequest:
     """Encode what to make; backend is for args that name none."""
-    if isinstance(args.layers, (str, bytes)):
-        raise InvalidError("want a list of names, got one string", field="layers")
+    for field in ("toolkits", "layers"):
+        if isinstance(getattr(args, field), (str, bytes)):
+            raise InvalidError("want a list of names, got one string", field=field)
     for name, allowed in args.network_rules.items():
         if not isinstance(allowed, bool):
             raise InvalidError(f"want True or False, got {allowed!r}", field=f"network_rules.{name}")
     request = sandbox_pb2.CreateRequest(
         backend=text(args.backend or backend, "backend"),
         layers=[
-            *filter(None, [text(args.container_image, "container_image")]),
+            *filter(None, [text(args.container_image, "container_image"), text(args.workspace, "workspace")]),
+            *(text(n, f"toolkits[{i}]") for i, n in enumerate(args.toolkits)),
             *(text(n, f"layers[{i}]") for i, n in enumerate(args.layers)),
         ],
         limits=types_pb2.Limits(
@@ -358,6 +360,7 @@ def layer(m: layer_pb2.Layer) -> t.Layer:
     return t.Layer(
         name=m.name,
         digest=m.digest,
+        kind=m.kind,
         size=m.size,
         files=m.files,
         created=when(m.created),

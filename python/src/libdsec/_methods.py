@@ -101,6 +101,8 @@ IMPORT_LAYER = _call(
     _LAYER + "ImportLayer", layer_pb2.ImportLayerRequest, layer_pb2.ImportLayerResponse, retry=False
 )
 LIST_LAYERS = _call(_LAYER + "ListLayers", layer_pb2.ListLayersRequest, layer_pb2.ListLayersResponse)
+INSPECT_LAYER = _call(_LAYER + "InspectLayer", layer_pb2.InspectLayerRequest, layer_pb2.InspectLayerResponse)
+TAG_LAYER = _call(_LAYER + "TagLayer", layer_pb2.TagLayerRequest, layer_pb2.TagLayerResponse)
 REMOVE_LAYER = _call(_LAYER + "RemoveLayer", layer_pb2.RemoveLayerRequest, layer_pb2.RemoveLayerResponse)
 
 CREATE_KEY = _call(_ADMIN + "CreateKey", admin_pb2.CreateKeyRequest, admin_pb2.CreateKeyResponse)

@@ -21,8 +21,10 @@ class DSecContainerRunArgs:
 
     Attributes:
         container_image: Name (`name` or `name:tag`) or digest (`sha256:...`)
-            of the imported layer that is the sandbox's root file system.
+            of the base that is the sandbox's root file system.
             Empty for a backend that needs none.
+        workspace: Name or digest of the workspace on top of it.
+        toolkits: Names or digests of toolkits, each on top of the one before.
         layers: Further layers, stacked on top in this order.
         memory_limit_mb: MiB, of all processes and files in memory together.
         cpu_cores_limit: CPUs; 0.5 is half of one.
@@ -46,6 +48,8 @@ class DSecContainerRunArgs:
     """
 
     container_image: str
+    workspace: str = ""
+    toolkits: Sequence[str] = ()
     layers: Sequence[str] = ()
     memory_limit_mb: int | None = None
     cpu_cores_limit: float | None = None
@@ -395,6 +399,7 @@ class Layer:
     Attributes:
         name: `name:tag`; empty where only the digest is known.
         digest: `sha256:<hex>` of the layer.
+        kind: base, workspace or toolkit.
         size: Bytes.
         files: Entries.
         created: When it was imported.
@@ -405,12 +410,28 @@ class Layer:
 
     name: str
     digest: str
+    kind: str
     size: int
     files: int
     created: datetime
     source: str
     source_digest: str
     config: LayerConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectedLayer:
+    """All that is known of a layer.
+
+    Attributes:
+        layer: The layer; it has no name here.
+        names: The project's names of it.
+        findings: What the lint found in it.
+    """
+
+    layer: Layer
+    names: tuple[str, ...]
+    findings: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)

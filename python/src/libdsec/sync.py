@@ -341,6 +341,8 @@ class DSecClient(_Twin[_client.DSecClient]):
     kill = _blocking(_client.DSecClient.kill)
     import_layer = _blocking(_client.DSecClient.import_layer)
     list_layers = _blocking(_client.DSecClient.list_layers)
+    inspect_layer = _blocking(_client.DSecClient.inspect_layer)
+    tag_layer = _blocking(_client.DSecClient.tag_layer)
     remove_layer = _blocking(_client.DSecClient.remove_layer)
     create_key = _blocking(_client.DSecClient.create_key)
     list_keys = _blocking(_client.DSecClient.list_keys)

@@ -38,6 +38,11 @@ const (
 	LayerServiceImportLayerProcedure = "/dsec.v1.LayerService/ImportLayer"
 	// LayerServiceListLayersProcedure is the fully-qualified name of the LayerService's ListLayers RPC.
 	LayerServiceListLayersProcedure = "/dsec.v1.LayerService/ListLayers"
+	// LayerServiceInspectLayerProcedure is the fully-qualified name of the LayerService's InspectLayer
+	// RPC.
+	LayerServiceInspectLayerProcedure = "/dsec.v1.LayerService/InspectLayer"
+	// LayerServiceTagLayerProcedure is the fully-qualified name of the LayerService's TagLayer RPC.
+	LayerServiceTagLayerProcedure = "/dsec.v1.LayerService/TagLayer"
 	// LayerServiceRemoveLayerProcedure is the fully-qualified name of the LayerService's RemoveLayer
 	// RPC.
 	LayerServiceRemoveLayerProcedure = "/dsec.v1.LayerService/RemoveLayer"
@@ -49,6 +54,10 @@ type LayerServiceClient interface {
 	// system, an OCI layout or a docker-archive: first `open`, then data.
 	ImportLayer(context.Context) *connect.ClientStreamForClient[v1.ImportLayerRequest, v1.ImportLayerResponse]
 	ListLayers(context.Context, *connect.Request[v1.ListLayersRequest]) (*connect.Response[v1.ListLayersResponse], error)
+	// InspectLayer tells all of one layer, and the project's names of it.
+	InspectLayer(context.Context, *connect.Request[v1.InspectLayerRequest]) (*connect.Response[v1.InspectLayerResponse], error)
+	// TagLayer gives a layer one more name.
+	TagLayer(context.Context, *connect.Request[v1.TagLayerRequest]) (*connect.Response[v1.TagLayerResponse], error)
 	// RemoveLayer removes a name, and the layer once no name and no sandbox uses it.
 	RemoveLayer(context.Context, *connect.Request[v1.RemoveLayerRequest]) (*connect.Response[v1.RemoveLayerResponse], error)
 }
@@ -78,6 +87,20 @@ func NewLayerServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
+		inspectLayer: connect.NewClient[v1.InspectLayerRequest, v1.InspectLayerResponse](
+			httpClient,
+			baseURL+LayerServiceInspectLayerProcedure,
+			connect.WithSchema(layerServiceMethods.ByName("InspectLayer")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
+			connect.WithClientOptions(opts...),
+		),
+		tagLayer: connect.NewClient[v1.TagLayerRequest, v1.TagLayerResponse](
+			httpClient,
+			baseURL+LayerServiceTagLayerProcedure,
+			connect.WithSchema(layerServiceMethods.ByName("TagLayer")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
+			connect.WithClientOptions(opts...),
+		),
 		removeLayer: connect.NewClient[v1.RemoveLayerRequest, v1.RemoveLayerResponse](
 			httpClient,
 			baseURL+LayerServiceRemoveLayerProcedure,
@@ -89,9 +112,11 @@ func NewLayerServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 
 // layerServiceClient implements LayerServiceClient.
 type layerServiceClient struct {
-	importLayer *connect.Client[v1.ImportLayerRequest, v1.ImportLayerResponse]
-	listLayers  *connect.Client[v1.ListLayersRequest, v1.ListLayersResponse]
-	removeLayer *connect.Client[v1.RemoveLayerRequest, v1.RemoveLayerResponse]
+	importLayer  *connect.Client[v1.ImportLayerRequest, v1.ImportLayerResponse]
+	listLayers   *connect.Client[v1.ListLayersRequest, v1.ListLayersResponse]
+	inspectLayer *connect.Client[v1.InspectLayerRequest, v1.InspectLayerResponse]
+	tagLayer     *connect.Client[v1.TagLayerRequest, v1.TagLayerResponse]
+	removeLayer  *connect.Client[v1.RemoveLayerRequest, v1.RemoveLayerResponse]
 }
 
 // ImportLayer calls dsec.v1.LayerService.ImportLayer.
@@ -102,6 +127,16 @@ func (c *layerServiceClient) ImportLayer(ctx context.Context) *connect.ClientStr
 // ListLayers calls dsec.v1.LayerService.ListLayers.
 func (c *layerServiceClient) ListLayers(ctx context.Context, req *connect.Request[v1.ListLayersRequest]) (*connect.Response[v1.ListLayersResponse], error) {
 	return c.listLayers.CallUnary(ctx, req)
+}
+
+// InspectLayer calls dsec.v1.LayerService.InspectLayer.
+func (c *layerServiceClient) InspectLayer(ctx context.Context, req *connect.Request[v1.InspectLayerRequest]) (*connect.Response[v1.InspectLayerResponse], error) {
+	return c.inspectLayer.CallUnary(ctx, req)
+}
+
+// TagLayer calls dsec.v1.LayerService.TagLayer.
+func (c *layerServiceClient) TagLayer(ctx context.Context, req *connect.Request[v1.TagLayerRequest]) (*connect.Response[v1.TagLayerResponse], error) {
+	return c.tagLayer.CallUnary(ctx, req)
 }
 
 // RemoveLayer calls dsec.v1.LayerService.RemoveLayer.
@@ -115,6 +150,10 @@ type LayerServiceHandler interface {
 	// system, an OCI layout or a docker-archive: first `open`, then data.
 	ImportLayer(context.Context, *connect.ClientStream[v1.ImportLayerRequest]) (*connect.Response[v1.ImportLayerResponse], error)
 	ListLayers(context.Context, *connect.Request[v1.ListLayersRequest]) (*connect.Response[v1.ListLayersResponse], error)
+	// InspectLayer tells all of one layer, and the project's names of it.
+	InspectLayer(context.Context, *connect.Request[v1.InspectLayerRequest]) (*connect.Response[v1.InspectLayerResponse], error)
+	// TagLayer gives a layer one more name.
+	TagLayer(context.Context, *connect.Request[v1.TagLayerRequest]) (*connect.Response[v1.TagLayerResponse], error)
 	// RemoveLayer removes a name, and the layer once no name and no sandbox uses it.
 	RemoveLayer(context.Context, *connect.Request[v1.RemoveLayerRequest]) (*connect.Response[v1.RemoveLayerResponse], error)
 }
@@ -140,6 +179,20 @@ func NewLayerServiceHandler(svc LayerServiceHandler, opts ...connect.HandlerOpti
 		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
+	layerServiceInspectLayerHandler := connect.NewUnaryHandler(
+		LayerServiceInspectLayerProcedure,
+		svc.InspectLayer,
+		connect.WithSchema(layerServiceMethods.ByName("InspectLayer")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
+		connect.WithHandlerOptions(opts...),
+	)
+	layerServiceTagLayerHandler := connect.NewUnaryHandler(
+		LayerServiceTagLayerProcedure,
+		svc.TagLayer,
+		connect.WithSchema(layerServiceMethods.ByName("TagLayer")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
+		connect.WithHandlerOptions(opts...),
+	)
 	layerServiceRemoveLayerHandler := connect.NewUnaryHandler(
 		LayerServiceRemoveLayerProcedure,
 		svc.RemoveLayer,
@@ -152,6 +205,10 @@ func NewLayerServiceHandler(svc LayerServiceHandler, opts ...connect.HandlerOpti
 			layerServiceImportLayerHandler.ServeHTTP(w, r)
 		case LayerServiceListLayersProcedure:
 			layerServiceListLayersHandler.ServeHTTP(w, r)
+		case LayerServiceInspectLayerProcedure:
+			layerServiceInspectLayerHandler.ServeHTTP(w, r)
+		case LayerServiceTagLayerProcedure:
+			layerServiceTagLayerHandler.ServeHTTP(w, r)
 		case LayerServiceRemoveLayerProcedure:
 			layerServiceRemoveLayerHandler.ServeHTTP(w, r)
 		default:
@@ -169,6 +226,14 @@ func (UnimplementedLayerServiceHandler) ImportLayer(context.Context, *connect.Cl
 
 func (UnimplementedLayerServiceHandler) ListLayers(context.Context, *connect.Request[v1.ListLayersRequest]) (*connect.Response[v1.ListLayersResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.LayerService.ListLayers is not implemented"))
+}
+
+func (UnimplementedLayerServiceHandler) InspectLayer(context.Context, *connect.Request[v1.InspectLayerRequest]) (*connect.Response[v1.InspectLayerResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.LayerService.InspectLayer is not implemented"))
+}
+
+func (UnimplementedLayerServiceHandler) TagLayer(context.Context, *connect.Request[v1.TagLayerRequest]) (*connect.Response[v1.TagLayerResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.LayerService.TagLayer is not implemented"))
 }
 
 func (UnimplementedLayerServiceHandler) RemoveLayer(context.Context, *connect.Request[v1.RemoveLayerRequest]) (*connect.Response[v1.RemoveLayerResponse], error) {

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Layer(_message.Message):
-    __slots__ = ("name", "digest", "size", "files", "created", "source", "source_digest", "config")
+    __slots__ = ("name", "digest", "size", "files", "created", "source", "source_digest", "config", "kind", "findings")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -17,6 +17,8 @@ class Layer(_message.Message):
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     SOURCE_DIGEST_FIELD_NUMBER: _ClassVar[int]
     CONFIG_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    FINDINGS_FIELD_NUMBER: _ClassVar[int]
     name: str
     digest: str
     size: int
@@ -25,7 +27,9 @@ class Layer(_message.Message):
     source: str
     source_digest: str
     config: LayerConfig
-    def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ..., size: _Optional[int] = ..., files: _Optional[int] = ..., created: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., source: _Optional[str] = ..., source_digest: _Optional[str] = ..., config: _Optional[_Union[LayerConfig, _Mapping]] = ...) -> None: ...
+    kind: str
+    findings: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ..., size: _Optional[int] = ..., files: _Optional[int] = ..., created: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., source: _Optional[str] = ..., source_digest: _Optional[str] = ..., config: _Optional[_Union[LayerConfig, _Mapping]] = ..., kind: _Optional[str] = ..., findings: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class LayerConfig(_message.Message):
     __slots__ = ("env", "user", "workdir", "entrypoint", "cmd")
@@ -50,12 +54,18 @@ class ImportLayerRequest(_message.Message):
     def __init__(self, open: _Optional[_Union[ImportLayerOpen, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class ImportLayerOpen(_message.Message):
-    __slots__ = ("name", "select")
+    __slots__ = ("name", "select", "kind", "at", "strict")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SELECT_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    STRICT_FIELD_NUMBER: _ClassVar[int]
     name: str
     select: str
-    def __init__(self, name: _Optional[str] = ..., select: _Optional[str] = ...) -> None: ...
+    kind: str
+    at: str
+    strict: bool
+    def __init__(self, name: _Optional[str] = ..., select: _Optional[str] = ..., kind: _Optional[str] = ..., at: _Optional[str] = ..., strict: bool = ...) -> None: ...
 
 class ImportLayerResponse(_message.Message):
     __slots__ = ("layer", "findings")
@@ -74,6 +84,36 @@ class ListLayersResponse(_message.Message):
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     layers: _containers.RepeatedCompositeFieldContainer[Layer]
     def __init__(self, layers: _Optional[_Iterable[_Union[Layer, _Mapping]]] = ...) -> None: ...
+
+class InspectLayerRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class InspectLayerResponse(_message.Message):
+    __slots__ = ("layer", "names")
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    layer: Layer
+    names: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, layer: _Optional[_Union[Layer, _Mapping]] = ..., names: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class TagLayerRequest(_message.Message):
+    __slots__ = ("name", "new_name", "replace")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    NEW_NAME_FIELD_NUMBER: _ClassVar[int]
+    REPLACE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    new_name: str
+    replace: bool
+    def __init__(self, name: _Optional[str] = ..., new_name: _Optional[str] = ..., replace: bool = ...) -> None: ...
+
+class TagLayerResponse(_message.Message):
+    __slots__ = ("layer",)
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    layer: Layer
+    def __init__(self, layer: _Optional[_Union[Layer, _Mapping]] = ...) -> None: ...
 
 class RemoveLayerRequest(_message.Message):
     __slots__ = ("name",)
