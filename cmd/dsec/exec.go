@@ -96,9 +96,9 @@ func calledWrong(verb string, err error) error {
 	return platformFailed(err)
 }
 
-// exitCode is the command's own code, or 128 and the signal that ended it. What is
+// commandCode is the command's own code, or 128 and the signal that ended it. What is
 // killed for its output or its time is no success where it was quicker to end.
-func exitCode(o dsec.Outcome) int {
+func commandCode(o dsec.Outcome) int {
 	if code := o.ShellStatus(); code != 0 || !o.OutputLimit && !o.TimedOut {
 		return code
 	}
@@ -113,7 +113,7 @@ func ended(ctx context.Context, o dsec.Outcome, err error) error {
 		}
 		return platformFailed(err)
 	}
-	e := exitError{code: exitCode(o)}
+	e := exitError{code: commandCode(o)}
 	switch {
 	case o.TimedOut:
 		e.line = fmt.Sprintf("the command timed out after %v and was killed", o.Duration.Round(time.Millisecond))
@@ -175,7 +175,7 @@ func execJSON(ctx context.Context, f *execFlags, cmd *client.Cmd) error {
 	if err := f.print(v, "", nil); err != nil {
 		return err
 	}
-	return exitError{code: exitCode(o)}
+	return exitError{code: commandCode(o)}
 }
 
 func textOrBase64(b []byte) (text, coded string) {
