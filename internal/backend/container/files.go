@@ -277,6 +277,8 @@ func (s *filesServer) close() {
 // was asked for.
 func (s *filesServer) abandon() {
 	s.close()
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if s.run != nil {
 		s.run.proc.close()
 	}

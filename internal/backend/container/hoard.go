@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"os"
 	"slices"
 	"strconv"
@@ -138,18 +137,15 @@ func fieldAfter(path, start, name string) (int64, error) {
 // has one table of the netlink sockets of all, and whoever has many has much
 // else that is charged.
 func (b *Backend) byMemory() []*instance {
-	b.mu.Lock()
-	memory := make(map[*instance]int64, len(b.live))
-	for _, i := range b.live {
-		memory[i] = 0
-	}
-	b.mu.Unlock()
-	for i := range memory {
+	list := b.instances()
+	memory := make(map[*instance]int64, len(list))
+	for _, i := range list {
 		if sh := i.shell(); sh != nil {
 			memory[i], _ = sh.group.Memory()
 		}
 	}
-	return slices.SortedFunc(maps.Keys(memory), func(x, y *instance) int { return cmp.Compare(memory[y], memory[x]) })
+	slices.SortFunc(list, func(x, y *instance) int { return cmp.Compare(memory[y], memory[x]) })
+	return list
 }
 
 // killHoards kills what runs in each sandbox that has too much of what is counted
