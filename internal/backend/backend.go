@@ -161,3 +161,11 @@ type DiskUser interface {
 	// instance that has ended as well.
 	DiskStarved(from, until time.Time) bool
 }
+
+// NodeUser is implemented by instances whose commands may be killed for the sake of
+// the node, though their sandbox is within all bounds of its own.
+type NodeUser interface {
+	// KilledForNode reports whether that was so at some time between two: what ended
+	// then may have ended for that. It knows of an instance that has ended as well.
+	KilledForNode(from, until time.Time) bool
+}

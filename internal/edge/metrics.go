@@ -36,7 +36,7 @@ func newMetrics(e *Edge) *metrics {
 		kills:   prometheus.NewCounterVec(prometheus.CounterOpts{Name: "dsec_edge_kills_total", Help: "Sandboxes ended on purpose, by reason."}, []string{"reason"}),
 		failed:  prometheus.NewCounter(prometheus.CounterOpts{Name: "dsec_edge_failed_total", Help: "Sandboxes of which PID 1 ended by itself."}),
 		stuck:   prometheus.NewCounter(prometheus.CounterOpts{Name: "dsec_edge_stuck_total", Help: "Attempts to free a sandbox that failed."}),
-		starved: prometheus.NewCounter(prometheus.CounterOpts{Name: "dsec_edge_starved_commands_total", Help: "Commands whose end was not told, because the disk of all sandboxes was full while they ran."}),
+		starved: prometheus.NewCounter(prometheus.CounterOpts{Name: "dsec_edge_starved_commands_total", Help: "Commands whose end was not told, because the disk of all sandboxes was full, or commands were killed for the sake of the node, while they ran."}),
 	}
 	if e.cfg.Metrics != nil {
 		live := prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "dsec_edge_sandboxes", Help: "Sandboxes that hold objects of this node."}, func() float64 {

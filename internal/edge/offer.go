@@ -79,12 +79,22 @@ func (e *Edge) Ready() error {
 	return dsec.Errorf(dsec.CodeUnavailable, "no backend can run here: %s; `dsec doctor` tells what is missing", strings.Join(why, "; "))
 }
 
-// starved is the error of a process that ended while the disk that all sandboxes
-// share was full, or had no more for this one. It may have failed for that, or
-// have taken a failed write for nothing: how it ended says nothing about it.
+// starved is the error of a process that ended while the node had not what it
+// promised: the disk that all sandboxes share was full, or had no more for this one,
+// or commands were killed for what all sandboxes kept in the kernel. It may have
+// failed for that, or have taken a failed write for nothing: how it ended says nothing
+// about it.
 func (c *call) starved(process uint64, o *dsec.Outcome) error {
+	if o == nil {
+		return nil
+	}
+	until := o.Started.Add(o.Duration)
+	if node, ok := c.inst.(backend.NodeUser); ok && node.KilledForNode(o.Started, until) {
+		return dsec.Errorf(dsec.CodeOutcomeUnknown, "process %d ended, and while it ran this sandbox's commands were killed, because all sandboxes of the node together held too much of its kernel's memory: "+
+			"how it ended must not be scored; run it again. Its output can be read by attaching to it", process)
+	}
 	disk, ok := c.inst.(backend.DiskUser)
-	if !ok || o == nil || !disk.DiskStarved(o.Started, o.Started.Add(o.Duration)) {
+	if !ok || !disk.DiskStarved(o.Started, until) {
 		return nil
 	}
 	return dsec.Errorf(dsec.CodeOutcomeUnknown, "process %d ended, and while it ran the node's disk was full, or this sandbox had all that it could have of it: "+

@@ -61,6 +61,29 @@ func TestBackendIsTriedAgain(t *testing.T) {
 	}
 }
 
+// TestCommandKilledForTheNode: nor is it told where commands were killed for what
+// all sandboxes had together.
+func TestCommandKilledForTheNode(t *testing.T) {
+	var killed atomic.Bool
+	n := newNode(t, func(_ *edge.Config, o *fake.Options) {
+		o.KilledForNode = func(from, until time.Time) bool { return killed.Load() && !until.Before(from) }
+	})
+	id := n.create(&dsecv1.CreateRequest{})
+	run := func() error {
+		_, err := n.process.Exec(t.Context(), connect.NewRequest(&dsecv1.ExecRequest{SandboxId: id, Command: &dsecv1.Command{Argv: []string{"true"}}}))
+		return err
+	}
+	if err := run(); err != nil {
+		t.Fatal(err)
+	}
+	killed.Store(true)
+	wantError(t, run(), dsec.CodeOutcomeUnknown, "")
+	killed.Store(false)
+	if err := run(); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestStarvedCommand: how a command ended while the disk of all sandboxes was
 // full is told by no call, and its output by those that stream it.
 func TestStarvedCommand(t *testing.T) {

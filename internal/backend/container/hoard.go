@@ -153,7 +153,7 @@ func (b *Backend) byMemory() []*instance {
 func (b *Backend) killHoards(instances []*instance) {
 	for _, i := range instances {
 		if what := i.hoard(); what != "" {
-			i.killHoard(tooMuch(what))
+			i.killHoard(tooMuch(what), false)
 		}
 	}
 }
@@ -169,10 +169,15 @@ const hoardAgain = time.Minute
 // killHoard kills what runs in the sandbox, as for want of memory: what it kept is
 // free then, its commands were killed and may be scored as that, and the sandbox
 // goes on. One that soon hoards again is ended, for the reason, which its Exit tells.
-func (i *instance) killHoard(reason string) {
+// Where it was within its own bounds, and killed for what all had together, how its
+// commands ended is not theirs: see KilledForNode.
+func (i *instance) killHoard(reason string, forNode bool) {
 	i.mu.Lock()
 	again := time.Since(i.hoarded) < hoardAgain
 	i.hoarded = time.Now()
+	if forNode {
+		i.forNode = append(i.forNode, i.hoarded)
+	}
 	if again {
 		i.cause = reason
 	}
@@ -187,6 +192,13 @@ func (i *instance) killHoard(reason string) {
 	if err := kill(); err != nil {
 		i.b.log.Error("what hoards is not killed", "sandbox", i.id, "err", err)
 	}
+}
+
+// KilledForNode implements backend.NodeUser.
+func (i *instance) KilledForNode(from, until time.Time) bool {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return slices.ContainsFunc(i.forNode, func(t time.Time) bool { return !t.Before(from) && !t.After(until) })
 }
 
 // shell is the instance's container, or nil where it has none.
@@ -243,7 +255,7 @@ func (i *instance) lockTurn() *lockTurn {
 		}},
 		counted: func(n int) {
 			if n >= limit {
-				i.killHoard(tooMuch("locks of files"))
+				i.killHoard(tooMuch("locks of files"), false)
 				return
 			}
 			i.note(func(h *hoards) { h.locks = int64(n) * lockSize })

@@ -69,7 +69,7 @@ func (b *Backend) boundCode() {
 	}
 	for _, h := range excess(list, bound/2) {
 		h.killHoard(fmt.Sprintf("seccomp programs took more than %s of the %s that the host's kernel has for the machine code of all, and of those that were left it had most: up to %s",
-			units.Bytes(bound), units.Bytes(codeShare*bound), units.Bytes(h.bytes)))
+			units.Bytes(bound), units.Bytes(codeShare*bound), units.Bytes(h.bytes)), true)
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/backend"
 	"github.com/opendsec/dsec/internal/chronusapi"
 	"github.com/opendsec/dsec/internal/testutil"
 )
@@ -98,8 +99,16 @@ func TestHoardersTogetherAreEnded(t *testing.T) {
 	few.hold(nil, "/bin/inside", "netlinks", "5")
 	kept := some.hold(nil, "/bin/inside", "netlinks", "25")
 	killed := most.hold(nil, "/bin/inside", "netlinks", "55")
-	if o := most.endOf(killed.Events); o.Signal != int(unix.SIGKILL) {
+	o := most.endOf(killed.Events)
+	if o.Signal != int(unix.SIGKILL) {
 		t.Errorf("what held most ended with %+v", o)
+	}
+	// It was within its own bound: that end is the node's and not its own.
+	forNode := func(s *sandbox) bool {
+		return s.i.(backend.NodeUser).KilledForNode(o.Started, o.Started.Add(o.Duration))
+	}
+	if !forNode(most) || forNode(some) {
+		t.Errorf("killed for the node: %v and %v, want that one and not the other", forNode(most), forNode(some))
 	}
 	for _, s := range []*sandbox{most, some, few} {
 		if o := s.sh("echo here"); o.out != "here\n" {

@@ -36,9 +36,10 @@ type instance struct {
 	cpus      []int
 	exit      backend.Exit
 	killed    bool
-	cause     string    // why this process ended it, where nobody asked for that
-	hoarded   time.Time // when its commands were last killed for what they kept in the kernel
-	hoards    hoards    // what they kept there when that was last looked at
+	cause     string      // why this process ended it, where nobody asked for that
+	hoarded   time.Time   // when its commands were last killed for what they kept in the kernel
+	hoards    hoards      // what they kept there when that was last looked at
+	forNode   []time.Time // when they were killed for what all sandboxes kept
 	destroyed bool
 	abandoned bool
 }

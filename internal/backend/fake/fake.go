@@ -45,6 +45,9 @@ type Options struct {
 	// instances share, and DiskMost, where positive, the most of it for one.
 	DiskStarved func(from, until time.Time) bool
 	DiskMost    int64
+
+	// KilledForNode, where set, is what an instance says of that.
+	KilledForNode func(from, until time.Time) bool
 }
 
 // World holds the instances of one host.
@@ -151,6 +154,11 @@ func (b *Backend) Create(ctx context.Context, req backend.CreateRequest) (backen
 // DiskStarved implements backend.DiskUser.
 func (i *Instance) DiskStarved(from, until time.Time) bool {
 	return i.b.opts.DiskStarved != nil && i.b.opts.DiskStarved(from, until)
+}
+
+// KilledForNode implements backend.NodeUser.
+func (i *Instance) KilledForNode(from, until time.Time) bool {
+	return i.b.opts.KilledForNode != nil && i.b.opts.KilledForNode(from, until)
 }
 
 // handle is what Recover needs.
