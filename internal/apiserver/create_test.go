@@ -186,7 +186,7 @@ func TestLongestOutput(t *testing.T) {
 	stub := newStub("fake")
 	stub.output = make([]byte, 64<<20)
 	r := newRig(t, stub)
-	calls := dsecv1connect.NewProcessServiceClient(http.DefaultClient, r.url)
+	calls := dsecv1connect.NewProcessServiceClient(http.DefaultClient, r.url, connect.WithAcceptCompression("gzip", nil, nil))
 	req := connect.NewRequest(&dsecv1.ExecRequest{SandboxId: string(dsec.NewSandboxID(stub.id)), Command: &dsecv1.Command{Argv: []string{"x"}}})
 	req.Header().Set("Authorization", "Bearer "+r.secret)
 	res, err := calls.Exec(t.Context(), req)

@@ -47,6 +47,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		defer func() { _ = res.Body.Close() }()
 		if b, err := io.ReadAll(res.Body); err != nil || string(b) != "ok" {
 			t.Fatalf("answer %q, %v", b, err)
 		}

@@ -28,7 +28,7 @@ const (
 	image   = "S89 S90 S91 S93 S95 S97 S98 S99 S100"
 
 	reports  = 48
-	variants = 10
+	variants = 14
 )
 
 func ids() (all []string) {
