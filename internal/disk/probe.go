@@ -1,6 +1,8 @@
 package disk
 
 import (
+	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -86,11 +88,10 @@ func needLoop() error {
 	if _, err := os.Stat(control); err == nil {
 		return nil
 	}
-	if modprobe, err := exec.LookPath("modprobe"); err == nil {
-		_ = exec.Command(modprobe, "--quiet", "loop").Run() // what counts is whether the device is there
-	}
+	// What counts is whether the device is there.
+	out, merr := exec.Command("modprobe", "loop").CombinedOutput()
 	if _, err := os.Stat(control); err != nil {
-		return errors.New("no loop devices")
+		return fmt.Errorf("no loop devices: modprobe: %w %s", cmp.Or(merr, err), bytes.TrimSpace(out))
 	}
 	return nil
 }
