@@ -28,13 +28,16 @@ func caps([]string) (any, error) {
 		return nil, err
 	}
 	alike := true
+	var unlike []string
 	for _, t := range tasks {
 		other, err := status("/proc/self/task/" + t.Name() + "/status")
 		if err != nil {
 			return nil, err
 		}
 		for _, k := range statusKeys {
-			alike = alike && other[k] == own[k]
+			if other[k] != own[k] {
+				alike, unlike = false, append(unlike, t.Name()+" "+k+" "+other[k])
+			}
 		}
 	}
 	dumpable, err := unix.PrctlRetInt(unix.PR_GET_DUMPABLE, 0, 0, 0, 0)
@@ -45,7 +48,7 @@ func caps([]string) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	all := map[string]any{"threads_alike": alike, "dumpable": dumpable, "securebits": securebits}
+	all := map[string]any{"threads_alike": alike, "threads_unlike": unlike, "dumpable": dumpable, "securebits": securebits}
 	for k, v := range own {
 		all[k] = v
 	}

@@ -8,7 +8,7 @@
 //	dsec-probe syscalls [FROM TO]  each call with null arguments: {"results": {"0": "ok", "1": "EBADF", ...}}
 //	dsec-probe sockets             {"native": {"1": "ok", ...}, "i386_socketcall": "SIGSYS", "i386_socket": ..., "netlink": {"0": "ok", ...}}
 //	dsec-probe ioctls FILE         {"results": {NAME: {"plain": "ENOTTY", "bit32": "ENOTTY"}, ...}, "controls": {...}}
-//	dsec-probe caps                {"CapInh": "0000...", ..., "NoNewPrivs": "1", "Seccomp": "2", "Seccomp_filters": "2", "threads_alike": true}
+//	dsec-probe caps                {"CapInh": "0000...", ..., "NoNewPrivs": "1", "Seccomp": "2", "Seccomp_filters": "2", "threads_alike": true, "threads_unlike": null}
 //	dsec-probe fds                 {"fds": {"0": "/dev/null", ...}, "cwd": ..., "root": ..., "exe": ...}
 //	dsec-probe namespaces          {"ns": {"user": "user:[...]", ...}, "uid_map": ..., "gid_map": ..., "setgroups": ..., "cgroup": ...}
 //	dsec-probe mounts              {"mounts": [{"root", "point", "options", "type", "source", "super"}, ...]}

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -33,6 +34,10 @@ func TestMain(m *testing.M) {
 
 // confineSelf does what chronus does: everything that the filter covers.
 func confineSelf() {
+	// The filter hands no_new_privs on to all threads where the thread that
+	// sets it has that: it must be the same one.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 		panic(err)
 	}

@@ -31,19 +31,23 @@ func TestSandboxRunsCommands(t *testing.T) {
 }
 
 func TestProbe(t *testing.T) {
-	h := newHost(t, nil)
-	info, err := h.b.Probe(t.Context())
-	check(t, err)
-	if !info.Available || info.Kind != dsec.KindContainer || len(info.Features) == 0 {
-		t.Errorf("have %+v", info)
-	}
-	// A host that lacks something says what.
-	h = newHost(t, func(c *Config) { c.Launcher = []string{"/nonexistent"} })
-	info, err = h.b.Probe(t.Context())
-	check(t, err)
-	if info.Available || len(info.Notes) != 1 || !strings.Contains(info.Notes[0], "nonexistent") {
-		t.Errorf("have %+v", info)
-	}
+	// One host after the other: what the first still closes is not the second's.
+	t.Run("here", func(t *testing.T) {
+		h := newHost(t, nil)
+		info, err := h.b.Probe(t.Context())
+		check(t, err)
+		if !info.Available || info.Kind != dsec.KindContainer || len(info.Features) == 0 {
+			t.Errorf("have %+v", info)
+		}
+	})
+	t.Run("a host that lacks something says what", func(t *testing.T) {
+		h := newHost(t, func(c *Config) { c.Launcher = []string{"/nonexistent"} })
+		info, err := h.b.Probe(t.Context())
+		check(t, err)
+		if info.Available || len(info.Notes) != 1 || !strings.Contains(info.Notes[0], "nonexistent") {
+			t.Errorf("have %+v", info)
+		}
+	})
 }
 
 // What programs see of the machine is what the sandbox may use.
