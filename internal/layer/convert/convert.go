@@ -22,6 +22,7 @@ package convert
 import (
 	"crypto/sha256"
 	"encoding/json"
+	"errors"
 	"io"
 	"strings"
 
@@ -172,10 +173,11 @@ func (o Options) Check() error {
 	if !strings.HasPrefix(o.At, "/") {
 		return dsec.Invalid("at", "want an absolute path")
 	}
-	if _, err := splitPath(o.At); err != nil {
-		return &dsec.Error{Code: dsec.CodeInvalid, Field: "at", Message: err.(*dsec.Error).Message}
+	_, err := splitPath(o.At)
+	if e, ok := errors.AsType[*dsec.Error](err); ok {
+		return &dsec.Error{Code: e.Code, Field: "at", Message: e.Message}
 	}
-	return nil
+	return err
 }
 
 // read makes the tree of an archive: its own, or that of an image in it.
