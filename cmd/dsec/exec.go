@@ -91,7 +91,7 @@ func calledWrong(verb string, err error) error {
 	case errors.Is(err, flag.ErrHelp):
 		return err
 	case errors.Is(err, errUsage):
-		return exitError{exitPlatform, verb + ": nothing was run: flags or arguments are wrong, see above"}
+		return exitError{exitPlatform, verb + ": flags or arguments are wrong, see above; nothing was run"}
 	}
 	return platformFailed(err)
 }

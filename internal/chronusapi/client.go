@@ -143,6 +143,18 @@ func (c *Client) put(typ uint8, cn *conn) {
 	}
 }
 
+// dropFiles closes the idle connections for files: their server, which was killed,
+// closes them one after the other, and each would cost a try.
+func (c *Client) dropFiles() {
+	c.mu.Lock()
+	list := c.files
+	c.files = nil
+	c.mu.Unlock()
+	for _, cn := range list {
+		cn.nc.Close()
+	}
+}
+
 // quiet reports whether an idle connection is neither closed by its peer nor
 // has bytes that nobody asked for.
 func quiet(nc net.Conn) bool {
@@ -197,6 +209,9 @@ func (c *Client) begin(ctx context.Context, typ uint8, payload []byte, lost dsec
 		k.end(false)
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
+		}
+		if isFileCall(typ) {
+			c.dropFiles()
 		}
 		if n == fileTries || !isFileCall(typ) && (!reused || n > 1) {
 			return nil, &dsec.Error{Code: dsec.CodeUnavailable, Message: "chronus closed the connection", Err: err}
@@ -263,6 +278,9 @@ func (k *call) broken(err error) error {
 	k.end(false)
 	if k.ctx.Err() != nil {
 		return context.Cause(k.ctx)
+	}
+	if isFileCall(k.typ) {
+		k.c.dropFiles()
 	}
 	if err == errMalformed {
 		return &dsec.Error{Code: k.lost, Message: "chronus sent a malformed message", Err: err}

@@ -222,7 +222,7 @@ func TestDamage(t *testing.T) {
 		"short image": {0, func(b []byte) []byte { return b[:len(b)-4096] }, dsec.CodeNotFound},
 		"torn":        {1, func(b []byte) []byte { return b[:len(b)/2] }, dsec.CodeNotFound},
 		"empty":       {1, func([]byte) []byte { return nil }, dsec.CodeNotFound},
-		"version":     {1, func(b []byte) []byte { return bytes.Replace(b, []byte(`"version":1`), []byte(`"version":9`), 1) }, dsec.CodeNotFound},
+		"version":     {1, func(b []byte) []byte { return bytes.Replace(b, []byte(`"version":2`), []byte(`"version":9`), 1) }, dsec.CodeNotFound},
 		"digest": {1, func(b []byte) []byte {
 			return bytes.Replace(b, []byte(`"digest":"sha256:`), []byte(`"digest":"sha256:f`), 1)
 		}, dsec.CodeNotFound},
