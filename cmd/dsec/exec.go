@@ -213,10 +213,10 @@ func runLogs(ctx context.Context, e *env, args []string) error {
 	follow := f.Bool("f", false, "go on until the command ends")
 	from := f.Uint64("from", 0, "first `byte` wanted, counted over both streams")
 	args, err := f.parse(args, 2, 2, 0)
-	if err != nil && *follow {
-		return calledWrong("logs", err)
-	}
 	if err != nil {
+		if *follow {
+			return calledWrong("logs", err)
+		}
 		return err
 	}
 	if *follow {

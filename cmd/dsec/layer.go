@@ -105,11 +105,7 @@ func runLayerList(ctx context.Context, e *env, args []string) error {
 
 func runLayerInspect(ctx context.Context, e *env, args []string) error {
 	f := clientFlags(e, "layer inspect")
-	args, err := f.parse(args, 1, 1, 0)
-	if err != nil {
-		return err
-	}
-	c, err := f.client()
+	c, args, err := f.connect(args, 1, 1, 0)
 	if err != nil {
 		return err
 	}
@@ -136,11 +132,7 @@ func runLayerInspect(ctx context.Context, e *env, args []string) error {
 func runLayerTag(ctx context.Context, e *env, args []string) error {
 	f := clientFlags(e, "layer tag")
 	replace := f.Bool("replace", false, "take the new name from another layer that has it")
-	args, err := f.parse(args, 2, 2, 0)
-	if err != nil {
-		return err
-	}
-	c, err := f.client()
+	c, args, err := f.connect(args, 2, 2, 0)
 	if err != nil {
 		return err
 	}

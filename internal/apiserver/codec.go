@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"regexp"
 	"strconv"
 	"strings"
 
@@ -60,12 +59,13 @@ func (strictJSON) Unmarshal(data []byte, msg any) error {
 // pathAt is the field of a JSON document that an error of its decoder is about, as
 // limits.memory_bytes or layers[1]; empty where it names no place.
 func pathAt(data []byte, message string) string {
-	m := place.FindStringSubmatch(message)
+	m := position.FindStringSubmatch(message)
 	if m == nil {
 		return ""
 	}
-	line, _ := strconv.Atoi(m[1])
-	column, _ := strconv.Atoi(m[2])
+	before, after, _ := strings.Cut(m[1], ":")
+	line, _ := strconv.Atoi(before)
+	column, _ := strconv.Atoi(after)
 	offset := 0
 	for ; line > 1; line-- {
 		n := bytes.IndexByte(data[offset:], '\n')
@@ -76,9 +76,6 @@ func pathAt(data []byte, message string) string {
 	}
 	return path(data, int64(offset+column-1))
 }
-
-// place is how protojson tells where it stopped.
-var place = regexp.MustCompile(`\(line (\d+):(\d+)\)`)
 
 // path is the field whose value is at offset, or begins there.
 func path(data []byte, offset int64) string {

@@ -49,17 +49,26 @@ func (l layerService) ImportLayer(ctx context.Context, in *connect.ClientStream[
 		return nil, err
 	}
 	project := principal(ctx).Project
-	old, had, err := names.tags.Get(project + "/" + name)
+	old, _, err := names.tags.Get(project + "/" + name)
 	if err != nil {
 		return nil, err
 	}
-	if err := names.set(ctx, project, name, t, began); err != nil {
+	if err := l.give(ctx, project, name, t, old, began); err != nil {
 		return nil, err
 	}
-	if had && old.Digest != t.Digest {
+	return connect.NewResponse(&dsecv1.ImportLayerResponse{Layer: t.message(name), Findings: res.Msg.Findings}), nil
+}
+
+// give gives a layer a name, which old had if it is not zero, and drops what then
+// has no name any more.
+func (l layerService) give(ctx context.Context, project, name string, t, old tag, began int64) error {
+	if err := l.s.layers.set(ctx, project, name, t, began); err != nil {
+		return err
+	}
+	if old.Digest != "" && old.Digest != t.Digest {
 		l.drop(ctx, old.Digest)
 	}
-	return connect.NewResponse(&dsecv1.ImportLayerResponse{Layer: t.message(name), Findings: res.Msg.Findings}), nil
+	return nil
 }
 
 // builder is any edge that answers.
@@ -116,11 +125,8 @@ func (l layerService) TagLayer(ctx context.Context, req *connect.Request[dsecv1.
 	if had && old.Digest != t.Digest && !req.Msg.Replace {
 		return nil, &dsec.Error{Code: dsec.CodeConflict, Field: "new_name", Message: fmt.Sprintf("%s names another layer, %s; want replace to take it from there", name, old.Digest)}
 	}
-	if err := names.set(ctx, project, name, t, began); err != nil {
+	if err := l.give(ctx, project, name, t, old, began); err != nil {
 		return nil, err
-	}
-	if had && old.Digest != t.Digest {
-		l.drop(ctx, old.Digest)
 	}
 	return connect.NewResponse(&dsecv1.TagLayerResponse{Layer: t.message(name)}), nil
 }

@@ -8,7 +8,7 @@
 // A backend's job ends at Dial. Commands, files and terminals go through
 // chronus and are the same on every kind. What differs between backends is
 // data, in Info, or an optional interface, found by assertion: Grouper, Caller,
-// FileServer, DiskSharer and DiskUser here, later Pauser, Snapshotter, Resizer, Reclaimer and Displayer. A backend never
+// FileServer, DiskSharer, DiskUser and NodeUser here, later Pauser, Snapshotter, Resizer, Reclaimer and Displayer. A backend never
 // implements a method to say "not supported".
 //
 // A life, as the edge drives it:

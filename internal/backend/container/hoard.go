@@ -153,7 +153,7 @@ func (b *Backend) byMemory() []*instance {
 func (b *Backend) killHoards(instances []*instance) {
 	for _, i := range instances {
 		if what := i.hoard(); what != "" {
-			i.killHoard(tooMuch(what), false)
+			i.killHoard(tooMuch(what))
 		}
 	}
 }
@@ -169,15 +169,10 @@ const hoardAgain = time.Minute
 // killHoard kills what runs in the sandbox, as for want of memory: what it kept is
 // free then, its commands were killed and may be scored as that, and the sandbox
 // goes on. One that soon hoards again is ended, for the reason, which its Exit tells.
-// Where it was within its own bounds, and killed for what all had together, how its
-// commands ended is not theirs: see KilledForNode.
-func (i *instance) killHoard(reason string, forNode bool) {
+func (i *instance) killHoard(reason string) {
 	i.mu.Lock()
 	again := time.Since(i.hoarded) < hoardAgain
 	i.hoarded = time.Now()
-	if forNode {
-		i.forNode = append(i.forNode, i.hoarded)
-	}
 	if again {
 		i.cause = reason
 	}
@@ -192,6 +187,15 @@ func (i *instance) killHoard(reason string, forNode bool) {
 	if err := kill(); err != nil {
 		i.b.log.Error("what hoards is not killed", "sandbox", i.id, "err", err)
 	}
+}
+
+// killForNode is killHoard for what all sandboxes have together: how commands end
+// is not theirs then, see KilledForNode.
+func (i *instance) killForNode(reason string) {
+	i.mu.Lock()
+	i.forNode = append(i.forNode, time.Now())
+	i.mu.Unlock()
+	i.killHoard(reason)
 }
 
 // KilledForNode implements backend.NodeUser.
@@ -255,7 +259,7 @@ func (i *instance) lockTurn() *lockTurn {
 		}},
 		counted: func(n int) {
 			if n >= limit {
-				i.killHoard(tooMuch("locks of files"), false)
+				i.killHoard(tooMuch("locks of files"))
 				return
 			}
 			i.note(func(h *hoards) { h.locks = int64(n) * lockSize })
@@ -275,7 +279,7 @@ func (i *instance) running() bool {
 
 // netlinkBytes sums up what the netlink sockets of a namespace have, up to limit.
 // The kernel walks those of all namespaces, each has some of its own, to list those
-// of one: 2,000 sandboxes took 7 s so. Most have none that a process made, and how
+// of one: 2,000 sandboxes took 6 s of CPU so. Most have none that a process made, and how
 // many those are is a number.
 func netlinkBytes(netDir string, limit int64) (sum int64, err error) {
 	if n, err := netlinkSockets(netDir); err == nil && n == 0 {

@@ -68,8 +68,8 @@ func (b *Backend) boundCode() {
 		list = append(list, holding{i, i.code()})
 	}
 	for _, h := range excess(list, bound/2) {
-		h.killHoard(fmt.Sprintf("seccomp programs took more than %s of the %s that the host's kernel has for the machine code of all, and of those that were left it had most: up to %s",
-			units.Bytes(bound), units.Bytes(codeShare*bound), units.Bytes(h.bytes)), true)
+		h.killForNode(fmt.Sprintf("seccomp programs took more than %s of the %s that the host's kernel has for the machine code of all, and of those that were left it had most: up to %s",
+			units.Bytes(bound), units.Bytes(codeShare*bound), units.Bytes(h.bytes)))
 	}
 }
 

@@ -86,8 +86,8 @@ func (b *Backend) boundHoards() {
 	}
 	for _, h := range excess(list, b.config.hoards.node) {
 		if h.shell() != nil {
-			h.killHoard(fmt.Sprintf("sandboxes together took more than the %s that the node has for what no limit of theirs counts (netlink sockets, buffers of TCP, locks of files), and of those that were left it had most: %s",
-				units.Bytes(b.config.hoards.node), units.Bytes(h.bytes)), true)
+			h.killForNode(fmt.Sprintf("sandboxes together took more than the %s that the node has for what no limit of theirs counts (netlink sockets, buffers of TCP, locks of files), and of those that were left it had most: %s",
+				units.Bytes(b.config.hoards.node), units.Bytes(h.bytes)))
 		}
 	}
 }
