@@ -69,6 +69,7 @@ $(OUT)/testsum: $(wildcard scripts/testsum/*.go)
 unit: generate $(OUT)/testsum ## tests that need no root, with the race detector
 	@$(if $(AGAIN),rm -f $(AGAIN))
 	DSEC_WITHOUT=root $(GO) test -race -json ./... | $(TESTSUM) $(if $(AGAIN),-again $(AGAIN))
+	$(GO) test -json ./internal/rawnet | $(TESTSUM) # which is package net under the race detector
 
 root-test: generate $(OUT)/testsum ## tests of the kernel's part: run as root, on a machine of their own
 	@if [ "$$(id -u)" != 0 ]; then echo "root-test: not root, not run" >&2; exit 1; fi

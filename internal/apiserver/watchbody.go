@@ -20,6 +20,15 @@ type watchedBody struct {
 	gone  context.CancelFunc
 	timer *time.Timer // begins to read ahead
 
+	turn struct { // whose it is
+		sync.Mutex
+		clients bool      // a read waits for the client
+		since   time.Time // else: when the last one returned
+		// armed timers are left to fire too early: one set anew at each read
+		// would wake the runtime's poller each time.
+		armed bool
+	}
+
 	mu    sync.Mutex // held while body is read
 	ahead []byte     // in buf
 	err   error      // after ahead
@@ -29,11 +38,29 @@ type watchedBody struct {
 // watchBody returns body, which calls gone where the client goes away.
 func watchBody(body io.Reader, gone context.CancelFunc) *watchedBody {
 	b := &watchedBody{body: body, gone: gone}
+	b.turn.Lock() // readAhead may run before AfterFunc has returned
+	defer b.turn.Unlock()
+	b.turn.since, b.turn.armed = time.Now(), true
 	b.timer = time.AfterFunc(readAhead, b.readAhead)
 	return b
 }
 
+// due reports whether the client has been served for long enough.
+func (b *watchedBody) due() bool {
+	b.turn.Lock()
+	defer b.turn.Unlock()
+	rest := readAhead - time.Since(b.turn.since)
+	b.turn.armed = !b.turn.clients && rest > 0
+	if b.turn.armed {
+		b.timer.Reset(rest)
+	}
+	return !b.turn.clients && rest <= 0
+}
+
 func (b *watchedBody) readAhead() {
+	if !b.due() {
+		return
+	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if len(b.ahead) > 0 || b.err != nil {
@@ -49,25 +76,33 @@ func (b *watchedBody) readAhead() {
 
 // Read implements io.Reader.
 func (b *watchedBody) Read(p []byte) (int, error) {
-	b.timer.Stop()
+	b.turn.Lock()
+	b.turn.clients = true
+	b.turn.Unlock()
+	n, err := b.read(p)
+	b.turn.Lock()
+	defer b.turn.Unlock()
+	b.turn.clients, b.turn.since = false, time.Now()
+	if !b.turn.armed {
+		b.turn.armed = true
+		b.timer.Reset(readAhead)
+	}
+	return n, err
+}
+
+func (b *watchedBody) read(p []byte) (int, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if len(b.ahead) > 0 || b.err != nil {
-		n := copy(p, b.ahead)
+	if n := copy(p, b.ahead); n > 0 {
 		b.ahead = b.ahead[n:]
-		if len(b.ahead) > 0 || n > 0 {
-			b.timer.Reset(readAhead)
-			return n, nil
-		}
+		return n, nil
+	}
+	if b.err != nil {
 		return 0, b.err
 	}
 	n, err := b.body.Read(p)
-	if err != nil {
-		b.err = err
-		return n, err
-	}
-	b.timer.Reset(readAhead)
-	return n, nil
+	b.err = err
+	return n, err
 }
 
 // Close leaves it to the server to close the body: that waits for its end, and

@@ -180,6 +180,7 @@ var chronusFilesMayImport = []string{
 	modulePath,
 	modulePath + "/internal/chronusfiles",
 	modulePath + "/internal/chronusapi",
+	modulePath + "/internal/rawnet",
 	modulePath + "/cmd/chronus-files",
 	"golang.org/x/sys/unix",
 	"golang.org/x/sys/internal/unsafeheader",

@@ -7,10 +7,10 @@ import (
 	"net"
 	"slices"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/rawnet"
 )
 
 // Limits of the connections that a Client keeps.
@@ -100,7 +100,7 @@ func (c *Client) take(ctx context.Context, typ uint8) (cn *conn, reused bool, er
 		if cn == nil {
 			break
 		}
-		if (!isFileCall(typ) || time.Since(cn.idleSince) < maxIdleTime) && cn.r.Buffered() == 0 && quiet(cn.nc) {
+		if (!isFileCall(typ) || time.Since(cn.idleSince) < maxIdleTime) && cn.r.Buffered() == 0 && rawnet.Peek(cn.nc) == rawnet.Quiet {
 			return cn, true, nil
 		}
 		cn.nc.Close()
@@ -153,27 +153,6 @@ func (c *Client) dropFiles() {
 	for _, cn := range list {
 		cn.nc.Close()
 	}
-}
-
-// quiet reports whether an idle connection is neither closed by its peer nor
-// has bytes that nobody asked for.
-func quiet(nc net.Conn) bool {
-	sc, ok := nc.(syscall.Conn)
-	if !ok {
-		return true // a pipe in memory: the write will tell
-	}
-	raw, err := sc.SyscallConn()
-	if err != nil {
-		return false
-	}
-	quiet := false
-	err = raw.Read(func(fd uintptr) bool {
-		var b [1]byte
-		_, _, err := syscall.Recvfrom(int(fd), b[:], syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
-		quiet = err == syscall.EAGAIN
-		return true
-	})
-	return err == nil && quiet
 }
 
 // call is one call under way. It owns its connection until end.

@@ -7,6 +7,8 @@ import (
 	"io"
 	"net"
 	"time"
+
+	"github.com/opendsec/dsec/internal/rawnet"
 )
 
 // A frame is one byte of type, four of length, and the payload. A message is
@@ -64,6 +66,7 @@ var errMalformed = errors.New("chronusapi: malformed message")
 type conn struct {
 	nc net.Conn
 	r  *bufio.Reader
+	w  io.Writer
 
 	in  []byte // payload of the last message read; valid until the next
 	out []byte // frames not yet written
@@ -71,7 +74,10 @@ type conn struct {
 	idleSince time.Time // of a client's, in its pool
 }
 
-func newConn(nc net.Conn) *conn { return &conn{nc: nc, r: bufio.NewReaderSize(nc, 4096)} }
+func newConn(nc net.Conn) *conn {
+	raw := rawnet.New(nc)
+	return &conn{nc: nc, r: bufio.NewReaderSize(raw, 4096), w: raw}
+}
 
 // read returns the next message. The payload is valid until the next read.
 // The error is io.EOF only between messages.
@@ -148,7 +154,7 @@ func (c *conn) putData(typ uint8, head, data []byte) error {
 }
 
 func (c *conn) flush() error {
-	_, err := c.nc.Write(c.out)
+	_, err := c.w.Write(c.out)
 	c.out = c.out[:0]
 	if cap(c.out) > keepBuffer {
 		c.out = nil

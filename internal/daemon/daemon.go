@@ -25,6 +25,7 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/hostos"
+	"github.com/opendsec/dsec/internal/rawnet"
 )
 
 // Logger writes lines for people to w: level is debug, info, warn or error. From
@@ -195,9 +196,9 @@ func (s *Stack) Serve(srv *http.Server, l net.Listener, failed chan<- error) {
 		defer close(done)
 		var err error
 		if srv.TLSConfig != nil {
-			err = srv.ServeTLS(l, "", "")
+			err = srv.ServeTLS(rawnet.NewListener(l), "", "")
 		} else {
-			err = srv.Serve(l)
+			err = srv.Serve(rawnet.NewListener(l))
 		}
 		if !errors.Is(err, http.ErrServerClosed) {
 			select {

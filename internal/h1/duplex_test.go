@@ -12,6 +12,8 @@ import (
 	"strconv"
 	"testing"
 	"time"
+
+	"github.com/opendsec/dsec/internal/rawnet"
 )
 
 // message is one message of a Connect stream.
@@ -152,7 +154,7 @@ func TestAMessageForAServerThatHasGoneIsNotTaken(t *testing.T) {
 	if got := make([]byte, 2); func() error { _, err := io.ReadFull(res.Body, got); return err }() != nil || string(got) != "ok" {
 		t.Fatalf("%q", got)
 	}
-	for peek(nc) != peekEnd { // the server's end is on its way
+	for rawnet.Peek(nc) != rawnet.End { // the server's end is on its way
 		runtime.Gosched()
 	}
 	if _, err := w.Write(message("again")); !errors.Is(err, io.ErrClosedPipe) {

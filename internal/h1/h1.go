@@ -27,8 +27,9 @@ import (
 	"strconv"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
+
+	"github.com/opendsec/dsec/internal/rawnet"
 )
 
 const (
@@ -152,7 +153,7 @@ func (t *Transport) take(ctx context.Context) (c *conn, reused bool, err error) 
 		c := t.idle[n-1]
 		t.idle = t.idle[:n-1]
 		t.mu.Unlock()
-		if time.Since(c.used) < t.IdleTimeout && c.r.Buffered() == 0 && peek(c.nc) == peekQuiet {
+		if time.Since(c.used) < t.IdleTimeout && c.r.Buffered() == 0 && rawnet.Peek(c.nc) == rawnet.Quiet {
 			return c, true, nil
 		}
 		_ = c.nc.Close()
@@ -161,7 +162,7 @@ func (t *Transport) take(ctx context.Context) (c *conn, reused bool, err error) 
 	if err != nil {
 		return nil, false, err
 	}
-	c = &conn{t: t, nc: nc}
+	c = &conn{t: t, nc: rawnet.New(nc)}
 	c.r, c.w = bufio.NewReaderSize((*source)(c), bufferSize), bufio.NewWriterSize((*sink)(c), bufferSize)
 	return c, false, nil
 }
@@ -201,37 +202,6 @@ func (t *Transport) drop(n int) {
 		_ = c.nc.Close()
 	}
 	t.idle = slices.Delete(t.idle, 0, n)
-}
-
-// What a look at a connection finds, without waiting and without taking it.
-const (
-	peekQuiet = iota // nothing
-	peekBytes
-	peekEnd // the server has closed it, and all that it sent before was read
-)
-
-func peek(nc net.Conn) int {
-	sc, ok := nc.(syscall.Conn)
-	if !ok {
-		return peekQuiet
-	}
-	raw, err := sc.SyscallConn()
-	if err != nil {
-		return peekEnd
-	}
-	found := peekEnd
-	if err := raw.Control(func(fd uintptr) {
-		var b [1]byte
-		switch n, _, err := syscall.Recvfrom(int(fd), b[:], syscall.MSG_PEEK|syscall.MSG_DONTWAIT); {
-		case errors.Is(err, syscall.EAGAIN), errors.Is(err, syscall.EINTR):
-			found = peekQuiet
-		case n > 0:
-			found = peekBytes
-		}
-	}); err != nil {
-		return peekEnd
-	}
-	return found
 }
 
 // conn is one connection. Between the begin and the end of a call it is the call's.
@@ -397,7 +367,7 @@ func (k *call) message() error {
 	}
 	// The kernel would take a message for a server that has gone meanwhile, and
 	// nobody could tell that it was never read.
-	if peek(k.c.nc) == peekEnd {
+	if rawnet.Peek(k.c.nc) == rawnet.End {
 		return io.ErrClosedPipe
 	}
 	w, n := k.c.w, int64(binary.BigEndian.Uint32(prefix[1:]))
