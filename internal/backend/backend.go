@@ -30,6 +30,7 @@ import (
 	"context"
 	"encoding/json"
 	"net"
+	"os"
 	"time"
 
 	"github.com/opendsec/dsec"
@@ -54,15 +55,28 @@ type Info struct {
 type CreateRequest struct {
 	ID   dsec.SandboxID
 	Spec dsec.Spec
-	// Layers are files or mounts of the node's layer store, lowest first; the
+	// Layers are of the node's layer store, lowest first; the
 	// edge holds a reference to each until the instance is destroyed.
 	Layers []Layer
 }
 
 // Layer is one immutable layer of the node's store.
 type Layer struct {
-	Digest string // sha256:<hex> of the EROFS image
-	Path   string // of the image on the host
+	Digest string // sha256:<hex>
+	// Open opens what it is mounted from: an EROFS image, and after it the image's
+	// other device where it has one. It is called where the layer is not mounted.
+	Open func(context.Context) ([]*os.File, error) `json:"-"`
+}
+
+// FileLayer is a layer whose image is one file.
+func FileLayer(digest, path string) Layer {
+	return Layer{Digest: digest, Open: func(context.Context) ([]*os.File, error) {
+		f, err := os.Open(path)
+		if err != nil {
+			return nil, err
+		}
+		return []*os.File{f}, nil
+	}}
 }
 
 // Backend makes instances of one kind.

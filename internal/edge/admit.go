@@ -2,6 +2,7 @@ package edge
 
 import (
 	"bytes"
+	"context"
 	"crypto/sha256"
 	"fmt"
 	"maps"
@@ -49,7 +50,7 @@ type create struct {
 
 // parseCreate checks everything about a request that does not depend on what
 // the edge does now.
-func (e *Edge) parseCreate(project string, item *dsecv1.CreateSandboxesItem) (*create, error) {
+func (e *Edge) parseCreate(ctx context.Context, project string, item *dsecv1.CreateSandboxesItem) (*create, error) {
 	req := item.GetRequest()
 	if req == nil {
 		return nil, dsec.Invalid("request", "want a create request")
@@ -85,7 +86,7 @@ func (e *Edge) parseCreate(project string, item *dsecv1.CreateSandboxesItem) (*c
 			c.lifetime, err = lifetime("max_lifetime", req.MaxLifetime, e.cfg.DefaultMaxLifetime)
 			return err
 		},
-		func() error { return e.layerDefaults(c.spec) },
+		func() error { return e.layerDefaults(ctx, c.spec) },
 	} {
 		if err := check(); err != nil {
 			return nil, err
@@ -262,7 +263,7 @@ func lifetime(field string, d *durationpb.Duration, def time.Duration) (time.Dur
 // layerDefaults checks that the layers are there, and takes what their images
 // say where the request does not: environment from all, user and workdir from
 // the topmost that has one.
-func (e *Edge) layerDefaults(spec *dsec.Spec) error {
+func (e *Edge) layerDefaults(ctx context.Context, spec *dsec.Spec) error {
 	if len(spec.Layers) > dsec.MaxLayers {
 		return dsec.Invalid("layers", "want at most %d, got %d", dsec.MaxLayers, len(spec.Layers))
 	}
@@ -279,7 +280,7 @@ func (e *Edge) layerDefaults(spec *dsec.Spec) error {
 		if e.cfg.Layers == nil {
 			return &dsec.Error{Code: dsec.CodeNotFound, Field: field, Message: "no layer " + digest}
 		}
-		meta, err := e.cfg.Layers.Get(digest)
+		meta, err := e.cfg.Layers.Get(ctx, digest)
 		if err != nil {
 			return at(err, field)
 		}
@@ -354,9 +355,9 @@ func mergeEnv(base, over []string) []string {
 }
 
 // hold takes a reference on each layer of spec.
-func (e *Edge) hold(spec *dsec.Spec) (release []func(), err error) {
+func (e *Edge) hold(ctx context.Context, spec *dsec.Spec) (release []func(), err error) {
 	for i, digest := range spec.Layers {
-		r, err := e.cfg.Layers.Hold(digest)
+		r, err := e.cfg.Layers.Hold(ctx, digest)
 		if err != nil {
 			releaseAll(release)
 			return nil, at(err, fmt.Sprintf("layers[%d]", i))

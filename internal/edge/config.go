@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"os"
 	"strconv"
 	"time"
 
@@ -90,16 +91,16 @@ var defaultTexts = textBounds{live: 256 << 20, ended: 64 << 20, held: 512 << 20,
 // Layers is what the edge needs of the node's layer store; *layer.Store is one.
 type Layers interface {
 	// Get tells what the store knows of a layer; not_found where there is none.
-	Get(digest string) (layer.Meta, error)
+	Get(ctx context.Context, digest string) (layer.Meta, error)
 	// Hold keeps a layer from being removed until release is called. Its error
 	// is not_found where there is no such layer.
-	Hold(digest string) (release func(), err error)
-	// Path is the image's path on the host.
-	Path(digest string) string
+	Hold(ctx context.Context, digest string) (release func(), err error)
+	// Open opens what a held layer is mounted from, as backend.Layer's.
+	Open(ctx context.Context, digest string) ([]*os.File, error)
 	// Build makes a layer of an archive.
 	Build(ctx context.Context, opt layer.BuildOptions, archive io.Reader) (layer.Meta, []string, error)
 	// Remove removes a layer; conflict while it is held.
-	Remove(digest string) error
+	Remove(ctx context.Context, digest string) error
 }
 
 func (c Config) withDefaults() Config {

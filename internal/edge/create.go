@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"os"
 	"time"
 
 	"github.com/opendsec/dsec"
@@ -151,7 +152,7 @@ func (e *Edge) bringUp(ctx context.Context, s *sandbox) error {
 	case <-ctx.Done():
 		return e.abandon(s, dsec.Errorf(dsec.CodeExhausted, "the node makes as many sandboxes as it can"))
 	}
-	release, err := e.hold(s.spec)
+	release, err := e.hold(ctx, s.spec)
 	if err != nil {
 		return e.abandon(s, err)
 	}
@@ -184,7 +185,9 @@ func (e *Edge) instance(ctx context.Context, s *sandbox) (backend.Instance, erro
 	done := make(chan result, 1)
 	req := backend.CreateRequest{ID: s.id, Spec: *s.spec}
 	for _, digest := range s.spec.Layers {
-		req.Layers = append(req.Layers, backend.Layer{Digest: digest, Path: e.cfg.Layers.Path(digest)})
+		req.Layers = append(req.Layers, backend.Layer{Digest: digest, Open: func(ctx context.Context) ([]*os.File, error) {
+			return e.cfg.Layers.Open(ctx, digest)
+		}})
 	}
 	go func() {
 		inst, err := s.offer.Create(ctx, req)

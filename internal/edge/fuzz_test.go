@@ -45,7 +45,7 @@ func FuzzCreateRequest(f *testing.F) {
 		if proto.Unmarshal(b, &item) != nil {
 			return
 		}
-		c, err := e.parseCreate("p", &item)
+		c, err := e.parseCreate(t.Context(), "p", &item)
 		if err != nil {
 			if de := asError(err); de == nil || de.Field == "" || de.Code == dsec.CodeInternal {
 				t.Errorf("error without a field or a code: %v", err)

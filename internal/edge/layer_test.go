@@ -2,8 +2,10 @@ package edge_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -35,7 +37,7 @@ func newLayers(metas ...layer.Meta) *layers {
 	return l
 }
 
-func (l *layers) Get(digest string) (layer.Meta, error) {
+func (l *layers) Get(_ context.Context, digest string) (layer.Meta, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	m, ok := l.metas[digest]
@@ -45,8 +47,8 @@ func (l *layers) Get(digest string) (layer.Meta, error) {
 	return m, nil
 }
 
-func (l *layers) Hold(digest string) (func(), error) {
-	if _, err := l.Get(digest); err != nil {
+func (l *layers) Hold(ctx context.Context, digest string) (func(), error) {
+	if _, err := l.Get(ctx, digest); err != nil {
 		return nil, err
 	}
 	l.mu.Lock()
@@ -59,22 +61,24 @@ func (l *layers) Hold(digest string) (func(), error) {
 	}), nil
 }
 
-func (l *layers) Path(digest string) string { return "/layers/" + digest }
+func (l *layers) Open(context.Context, string) ([]*os.File, error) {
+	return nil, errors.New("not to be opened")
+}
 
 func (l *layers) Build(_ context.Context, opt layer.BuildOptions, r io.Reader) (layer.Meta, []string, error) {
 	b, err := io.ReadAll(r)
 	if err != nil {
 		return layer.Meta{}, nil, err
 	}
-	m := layer.Meta{Digest: digest('e'), Kind: dsec.LayerBase, Size: int64(len(b))}
+	m := layer.Meta{Digest: digest('e'), Manifest: layer.Manifest{Kind: dsec.LayerBase, Size: int64(len(b))}}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.metas[m.Digest] = m
 	return m, []string{"selected " + opt.Select}, nil
 }
 
-func (l *layers) Remove(digest string) error {
-	if _, err := l.Get(digest); err != nil {
+func (l *layers) Remove(ctx context.Context, digest string) error {
+	if _, err := l.Get(ctx, digest); err != nil {
 		return err
 	}
 	l.mu.Lock()
@@ -94,9 +98,9 @@ func (l *layers) held(digest string) int {
 
 // A sandbox has one base, which is the first of its layers, and at most one workspace.
 func TestKindsOfLayersHaveTheirPlaces(t *testing.T) {
-	base, other := layer.Meta{Digest: digest('a'), Kind: dsec.LayerBase}, layer.Meta{Digest: digest('b'), Kind: dsec.LayerBase}
-	work, work2 := layer.Meta{Digest: digest('c'), Kind: dsec.LayerWorkspace}, layer.Meta{Digest: digest('d'), Kind: dsec.LayerWorkspace}
-	tool, tool2 := layer.Meta{Digest: digest('e'), Kind: dsec.LayerToolkit}, layer.Meta{Digest: digest('f'), Kind: dsec.LayerToolkit}
+	base, other := layer.Meta{Digest: digest('a'), Manifest: layer.Manifest{Kind: dsec.LayerBase}}, layer.Meta{Digest: digest('b'), Manifest: layer.Manifest{Kind: dsec.LayerBase}}
+	work, work2 := layer.Meta{Digest: digest('c'), Manifest: layer.Manifest{Kind: dsec.LayerWorkspace}}, layer.Meta{Digest: digest('d'), Manifest: layer.Manifest{Kind: dsec.LayerWorkspace}}
+	tool, tool2 := layer.Meta{Digest: digest('e'), Manifest: layer.Manifest{Kind: dsec.LayerToolkit}}, layer.Meta{Digest: digest('f'), Manifest: layer.Manifest{Kind: dsec.LayerToolkit}}
 	n := newNode(t, func(c *edge.Config, _ *fake.Options) { c.Layers = newLayers(base, other, work, work2, tool, tool2) })
 	for _, tt := range []struct {
 		layers []layer.Meta
@@ -127,8 +131,8 @@ func TestKindsOfLayersHaveTheirPlaces(t *testing.T) {
 
 func TestLayersGiveDefaultsAndAreHeld(t *testing.T) {
 	store := newLayers(
-		layer.Meta{Digest: digest('a'), Kind: dsec.LayerBase, Config: layer.Config{Env: []string{"A=base", "B=base"}, User: "nobody", Workdir: "/tmp"}},
-		layer.Meta{Digest: digest('b'), Kind: dsec.LayerWorkspace, Config: layer.Config{Env: []string{"B=top", "C=top"}}},
+		layer.Meta{Digest: digest('a'), Manifest: layer.Manifest{Kind: dsec.LayerBase, Config: layer.Config{Env: []string{"A=base", "B=base"}, User: "nobody", Workdir: "/tmp"}}},
+		layer.Meta{Digest: digest('b'), Manifest: layer.Manifest{Kind: dsec.LayerWorkspace, Config: layer.Config{Env: []string{"B=top", "C=top"}}}},
 	)
 	var got backend.CreateRequest
 	n := newNode(t, func(c *edge.Config, o *fake.Options) {
@@ -139,7 +143,7 @@ func TestLayersGiveDefaultsAndAreHeld(t *testing.T) {
 	if env := strings.Join(got.Spec.Env, " "); env != "A=base B=top C=request" {
 		t.Errorf("environment %q", env)
 	}
-	if got.Spec.User != "nobody" || got.Spec.Workdir != "/tmp" || len(got.Layers) != 2 || got.Layers[1].Path != "/layers/"+digest('b') {
+	if got.Spec.User != "nobody" || got.Spec.Workdir != "/tmp" || len(got.Layers) != 2 || got.Layers[1].Digest != digest('b') || got.Layers[1].Open == nil {
 		t.Errorf("the backend was asked for %+v", got)
 	}
 	if res := n.shell(id, "echo $A $B $C; pwd"); string(res.Stdout) != "base top request\n/tmp\n" {

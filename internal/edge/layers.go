@@ -41,7 +41,7 @@ func (v service) BuildLayer(ctx context.Context, stream *connect.ClientStream[ds
 }
 
 // DropLayer removes a layer that no sandbox uses.
-func (v service) DropLayer(_ context.Context, req *connect.Request[dsecv1.DropLayerRequest]) (*connect.Response[dsecv1.DropLayerResponse], error) {
+func (v service) DropLayer(ctx context.Context, req *connect.Request[dsecv1.DropLayerRequest]) (*connect.Response[dsecv1.DropLayerResponse], error) {
 	if err := v.enter(req.Header().Get(projectHeader)); err != nil {
 		return nil, err
 	}
@@ -49,5 +49,5 @@ func (v service) DropLayer(_ context.Context, req *connect.Request[dsecv1.DropLa
 	if v.e.cfg.Layers == nil {
 		return nil, errNoLayers
 	}
-	return respond(new(dsecv1.DropLayerResponse), v.e.cfg.Layers.Remove(req.Msg.Digest))
+	return respond(new(dsecv1.DropLayerResponse), v.e.cfg.Layers.Remove(ctx, req.Msg.Digest))
 }

@@ -252,7 +252,7 @@ func (e *Edge) adopt(ctx context.Context, s *sandbox) bool {
 		e.arm(s)
 		return true // not swept: it may live
 	}
-	release, err := e.hold(s.spec)
+	release, err := e.hold(ctx, s.spec)
 	if err != nil {
 		e.log.Error("layers of a running sandbox are not in the store", "sandbox", s.id, "err", err)
 	}

@@ -83,7 +83,7 @@ func (v service) CreateSandboxes(ctx context.Context, req *connect.Request[dsecv
 
 func (v service) createItem(ctx context.Context, project string, item *dsecv1.CreateSandboxesItem) *dsecv1.BatchCreateItem {
 	var s *sandbox
-	c, err := v.e.parseCreate(project, item)
+	c, err := v.e.parseCreate(ctx, project, item)
 	if err == nil {
 		s, err = v.e.create(ctx, c)
 	}

@@ -30,7 +30,7 @@ func BenchmarkBuild(b *testing.B) {
 	for b.Loop() {
 		b.StopTimer()
 		if meta.Digest != "" {
-			if err := s.Remove(meta.Digest); err != nil {
+			if err := s.Remove(b.Context(), meta.Digest); err != nil {
 				b.Fatal(err)
 			}
 		}

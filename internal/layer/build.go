@@ -5,21 +5,18 @@ import (
 	"cmp"
 	"context"
 	"crypto/sha256"
-	"encoding/binary"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"hash"
 	"io"
 	"os"
-	"path/filepath"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/opendsec/dsec"
-	"github.com/opendsec/dsec/internal/hostos"
+	"github.com/opendsec/dsec/internal/layer/blob"
 	"github.com/opendsec/dsec/internal/layer/convert"
 )
 
@@ -51,27 +48,30 @@ func (s *Store) Build(ctx context.Context, opt BuildOptions, r io.Reader) (Meta,
 	case <-ctx.Done():
 		return Meta{}, nil, canceled(ctx)
 	}
-	image, err := os.CreateTemp(s.tmp(), "image-*")
+	image, err := s.imageTemp()
 	if err != nil {
 		return Meta{}, nil, storeError("make image file", err)
 	}
-	// After publish the name is gone, and this does nothing.
-	defer func() { _ = os.Remove(image.Name()); _ = image.Close() }()
-
+	defer image.Close()
 	res, src, err := s.convert(ctx, image, todo, r)
 	if err != nil {
 		return Meta{}, nil, err
 	}
 	meta := Meta{
-		Version: metaVersion, Size: res.Size, Files: res.Files, Kind: cmp.Or(opt.Kind, dsec.LayerBase), Source: res.Source,
-		SourceDigest: src.digest(), SourceSize: src.n,
-		Created: time.Now().UTC(), Config: res.Config, Findings: res.Findings,
+		Manifest: Manifest{Version: manifestVersion, Kind: cmp.Or(opt.Kind, dsec.LayerBase), Size: res.Size, Files: res.Files, Config: res.Config},
+		About:    About{Source: res.Source, SourceDigest: src.digest(), SourceSize: src.n, Created: time.Now().UTC(), Findings: res.Findings},
 	}
-	if err := digestImage(image, &meta); err != nil {
-		return Meta{}, nil, err
-	}
-	meta, err = s.publish(image, meta)
+	meta, err = s.publish(ctx, image, meta)
 	return meta, res.Findings, err
+}
+
+// imageTemp makes the file that the data of an image stay in, where the blob
+// store can take it over if it does that.
+func (s *Store) imageTemp() (*os.File, error) {
+	if l, ok := s.blobs.(blob.Linker); ok {
+		return l.Temp()
+	}
+	return s.scratchFile()
 }
 
 // canceled is the error of a call whose context ended: the cause where there
@@ -83,132 +83,99 @@ func canceled(ctx context.Context) error {
 	return &dsec.Error{Code: dsec.CodeUnavailable, Message: "the import was given up", Err: context.Cause(ctx)}
 }
 
-// digestImage hashes the image, and apart the part that look-ups read.
-func digestImage(f *os.File, meta *Meta) error {
-	off, err := indexOffset(f, meta.Size)
+// publish makes a layer of what the helper wrote to image: its parts are stored,
+// the manifest last, and its index is kept here.
+func (s *Store) publish(ctx context.Context, image *os.File, meta Meta) (Meta, error) {
+	index, err := os.CreateTemp(s.tmp(), "index-*")
 	if err != nil {
-		return err
+		return Meta{}, storeError("make index file", err)
 	}
-	whole, index := sha256.New(), sha256.New()
-	for _, part := range []struct {
-		from, to int64
-		h        []hash.Hash
-	}{
-		{0, firstBlock, []hash.Hash{whole, index}},
-		{firstBlock, off, []hash.Hash{whole}},
-		{off, meta.Size, []hash.Hash{whole, index}},
-	} {
-		w := make([]io.Writer, len(part.h))
-		for i, h := range part.h {
-			w[i] = h
-		}
-		if err := copySection(io.MultiWriter(w...), f, part.from, part.to); err != nil {
-			return fmt.Errorf("hash image: %w", err)
-		}
+	// After addLocal the name is gone, and this does nothing.
+	defer func() { _ = os.Remove(index.Name()); _ = index.Close() }()
+	if meta.DataSize, err = takeIndex(index, image, meta.Size); err != nil {
+		return Meta{}, storeError("split image", err)
 	}
-	meta.Digest = sumOf(whole)
-	meta.IndexOffset, meta.IndexDigest = off, sumOf(index)
-	return nil
-}
-
-func sumOf(h hash.Hash) string { return "sha256:" + hex.EncodeToString(h.Sum(nil)) }
-
-type onlyWriter struct{ io.Writer }
-type onlyReader struct{ io.Reader }
-
-func copySection(w io.Writer, f io.ReaderAt, from, to int64) error {
-	n, err := io.CopyBuffer(onlyWriter{w}, onlyReader{io.NewSectionReader(f, from, to-from)}, make([]byte, 256<<10))
-	if err == nil && n != to-from {
-		err = io.ErrUnexpectedEOF
+	if meta.IndexDigest, meta.IndexSize, err = digestIndex(index, meta.Size); err != nil {
+		return Meta{}, err
 	}
-	return err
-}
-
-// firstBlock is the block with the superblock; go-erofs puts file data after
-// it and the inodes at the end.
-const firstBlock = 4096
-
-// indexOffset reads from the superblock where the inodes begin.
-func indexOffset(f io.ReaderAt, size int64) (int64, error) {
-	const superOffset, metaBlock, magic = 1024, 40, 0xe0f5e1e2
-	var super [48]byte
-	if _, err := f.ReadAt(super[:], superOffset); err != nil {
-		return 0, fmt.Errorf("read superblock: %w", err)
-	}
-	off := int64(binary.LittleEndian.Uint32(super[metaBlock:])) * firstBlock
-	if binary.LittleEndian.Uint32(super[:]) != magic || off < firstBlock || off > size {
-		return 0, errors.New("the image has no sound superblock")
-	}
-	return off, nil
-}
-
-// verify checks the image against what was written down when it was made:
-// size, first block and inodes. File data are not read: that would be the
-// whole image.
-func (s *Store) verify(meta Meta) error {
-	if err := s.checkSize(meta); err != nil {
-		return err
-	}
-	f, err := os.Open(s.file(meta.Digest, imageExt))
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	if meta.IndexOffset < firstBlock || meta.IndexOffset > meta.Size {
-		return errors.New("metadata with an impossible index offset")
-	}
-	h := sha256.New()
-	if err := copySection(h, f, 0, firstBlock); err != nil {
-		return err
-	}
-	if err := copySection(h, f, meta.IndexOffset, meta.Size); err != nil {
-		return err
-	}
-	if got := sumOf(h); got != meta.IndexDigest {
-		return fmt.Errorf("the image's index has digest %s, want %s", got, meta.IndexDigest)
-	}
-	return nil
-}
-
-// publish makes the image visible: data first, then its name, then the
-// metadata, whose name is what counts.
-func (s *Store) publish(image *os.File, meta Meta) (Meta, error) {
-	if err := image.Chmod(0o444); err != nil {
-		return Meta{}, storeError("publish layer", err)
-	}
-	if err := image.Sync(); err != nil {
-		return Meta{}, storeError("publish layer", err)
-	}
-	doc, err := json.Marshal(meta)
+	meta.ChunkSize = chunkSize
+	chunks, err := hashChunks(image, meta.DataSize)
 	if err != nil {
 		return Meta{}, err
 	}
-	tmp := filepath.Join(s.tmp(), "meta-"+filepath.Base(image.Name()))
-	defer func() { _ = os.Remove(tmp) }()
-	if err := writeSynced(tmp, doc); err != nil {
-		return Meta{}, storeError("publish layer", err)
+	meta.ChunksDigest = fmt.Sprintf("sha256:%x", sha256.Sum256(chunks))
+	manifest, digest, err := meta.encode()
+	if err != nil {
+		return Meta{}, err
 	}
+	meta.Digest = digest
 
-	// One that is there already is kept, unless it went bad: the new one then
-	// takes its name. Mounts of the old one go on with the old file.
-	if old, err := s.Get(meta.Digest); err == nil && s.verify(old) == nil {
-		return old, nil
+	if err := s.upload(ctx, meta, manifest, parts{data: image, chunks: chunks, index: index}); err != nil {
+		return Meta{}, err
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	imagePath := s.file(meta.Digest, imageExt)
-	if err := os.Rename(image.Name(), imagePath); err != nil {
-		return Meta{}, storeError("publish layer", err)
+	// One that is here already is kept, unless what this node has of it went bad.
+	if e := s.known(digest); e != nil && s.verify(e.meta) == nil {
+		return e.meta, nil
 	}
-	if err := errors.Join(hostos.SyncDir(s.blobs()), os.Rename(tmp, s.file(meta.Digest, metaExt))); err != nil {
-		_ = os.Remove(imagePath)
-		return Meta{}, storeError("publish layer", err)
+	return meta, s.addLocal(meta, index, chunks)
+}
+
+// parts are what a layer is made of beside its manifest.
+type parts struct {
+	data   *os.File
+	chunks []byte
+	index  *os.File
+}
+
+// upload stores the parts of a layer that are not there. What an earlier attempt
+// left of them is of the same bytes, unless its size says that it is damaged.
+func (s *Store) upload(ctx context.Context, meta Meta, manifest []byte, p parts) error {
+	about, err := json.Marshal(meta.About)
+	if err != nil {
+		return err
 	}
-	s.layers[meta.Digest] = &entry{meta: meta}
-	if err := hostos.SyncDir(s.blobs()); err != nil {
-		return Meta{}, storeError("publish layer", err)
+	index, indexSize, err := readIndex(p.index, meta.Size)
+	if err != nil {
+		return err
 	}
-	return meta, nil
+	for _, b := range []struct {
+		part string
+		r    io.Reader
+		size int64
+	}{
+		{partData, io.NewSectionReader(p.data, 0, meta.DataSize), meta.DataSize},
+		{partChunks, bytes.NewReader(p.chunks), int64(len(p.chunks))},
+		{partIndex, index, indexSize},
+		{partAbout, bytes.NewReader(about), int64(len(about))},
+		{partManifest, bytes.NewReader(manifest), int64(len(manifest))},
+	} {
+		key := blobKey(meta.Digest, b.part)
+		switch info, err := s.blobs.Stat(ctx, key); {
+		case err == nil && (info.Size == b.size || b.part == partAbout):
+			continue
+		case err == nil:
+			if err := s.blobs.Delete(ctx, key); err != nil {
+				return err
+			}
+		case !notFound(err):
+			return err
+		}
+		if l, ok := s.blobs.(blob.Linker); ok && b.part == partData {
+			err = l.Link(ctx, key, p.data)
+		} else {
+			err = s.blobs.Put(ctx, key, b.r, b.size)
+		}
+		if err != nil && b.part == partAbout {
+			// Of two imports of the same layer at once, one tells where it came from.
+			if _, found := s.blobs.Stat(ctx, key); found == nil {
+				continue
+			}
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func writeSynced(path string, data []byte) error {

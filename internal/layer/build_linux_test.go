@@ -213,8 +213,8 @@ func TestConcurrentBuilds(t *testing.T) {
 			t.Errorf("build %d and its twin: %s, %s", i, digests[i], digests[i+4])
 		}
 	}
-	if n := len(files(t, s)); n != 8 || len(s.List()) != 4 {
-		t.Errorf("%d files, %d layers; want 8 and 4", n, len(s.List()))
+	if n := len(files(t, s)); n != 32 || len(s.List()) != 4 {
+		t.Errorf("%d files, %d layers; want 32 and 4", n, len(s.List()))
 	}
 }
 

@@ -47,8 +47,11 @@ func helperMain() error {
 	if err != nil {
 		return fmt.Errorf("confine: %w", err)
 	}
-	image, scratch := os.NewFile(fdImage, "image"), os.NewFile(fdScratch, "scratch")
+	image, scratch := &splitFile{f: os.NewFile(fdImage, "image")}, os.NewFile(fdScratch, "scratch")
 	res, err := convert.Convert(os.Stdin, image, scratch, opt)
+	if err == nil {
+		err = image.finish(res.Size)
+	}
 	rep := report{Result: &res}
 	if err != nil {
 		var e *dsec.Error

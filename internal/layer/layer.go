@@ -1,28 +1,35 @@
 // Package layer keeps the immutable layers that sandboxes are made of.
 //
-// The words: a layer is one EROFS image, named by the SHA-256 of its bytes. A
-// store is a directory of layers that one process owns. Build turns an archive
-// (package convert) into a layer: the archive is read by a helper, a process
-// of its own without a file system, a network or a right to anything but the
-// descriptors it was given, because what it parses was made by strangers.
+// The words: a layer is one EROFS image in two parts, an index and data, and a
+// manifest that says what they hash to; the layer is named by the SHA-256 of its
+// manifest. The parts are blobs in a store that all nodes share (package blob); a
+// node keeps the index of each layer that it uses, and reads data from where they
+// are. Store is a node's view of them, in a directory that one process owns. Build
+// turns an archive (package convert) into a layer: the archive is read by a
+// helper, a process of its own without a file system, a network or a right to
+// anything but the descriptors it was given, because what it parses was made by
+// strangers.
 //
 //	store, err := layer.Open(dir, layer.Options{})
 //	meta, findings, err := store.Build(ctx, layer.BuildOptions{}, archive) // durable when it returns
-//	release, err := store.Hold(meta.Digest)              // not removed until released
-//	mount(store.Path(meta.Digest))
+//	release, err := store.Hold(ctx, meta.Digest)  // not removed until released
+//	devices, err := store.Open(ctx, meta.Digest) // to mount
 //	release()
-//	err = store.Remove(meta.Digest)
+//	err = store.Remove(ctx, meta.Digest)
 //
-// A layer is visible from the moment its metadata file is: the image is
-// written, synced and named first. What a crash leaves of an unfinished build
-// or removal has no metadata, and goes when the store is opened again.
+// A layer is visible from the moment its manifest is, on a node from the moment
+// its metadata file is: the other parts are stored first. What a crash leaves of
+// an unfinished build or removal has none, and is swept.
 package layer
 
 import (
+	"context"
 	"log/slog"
+	"os"
 	"time"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/layer/blob"
 	"github.com/opendsec/dsec/internal/layer/convert"
 )
 
@@ -38,30 +45,6 @@ const (
 	SourceOCILayout     = convert.SourceOCILayout
 	SourceDockerArchive = convert.SourceDockerArchive
 )
-
-// metaVersion is the version of Meta's file. A store reads this one and the
-// one before it, which had no kind and called the source so.
-const metaVersion = 2
-
-// Meta is what a store knows of a layer.
-type Meta struct {
-	Version int            `json:"version"`
-	Digest  string         `json:"digest"` // sha256:<hex> of the image
-	Size    int64          `json:"size"`   // bytes of the image
-	Files   int64          `json:"files"`  // names in it
-	Kind    dsec.LayerKind `json:"kind"`
-	// Source is rootfs, oci-layout or docker-archive.
-	Source       string    `json:"source"`
-	SourceDigest string    `json:"source_digest"` // sha256:<hex> of the archive
-	SourceSize   int64     `json:"source_size"`
-	Created      time.Time `json:"created"` // of the layer in this store
-	Config       Config    `json:"config"`
-	Findings     []string  `json:"findings,omitempty"`
-	// IndexOffset is where the image's own metadata begin (what look-ups
-	// read), IndexDigest what the first block and all from there hash to.
-	IndexOffset int64  `json:"index_offset"`
-	IndexDigest string `json:"index_digest"`
-}
 
 // BuildOptions say what is to be made of an archive.
 type BuildOptions struct {
@@ -85,6 +68,15 @@ type Options struct {
 	Timeout time.Duration
 	// Builds at once: 2. More wait.
 	Builds int
+	// Blobs is where layers are kept: a directory in the store's own, which no
+	// other node sees.
+	Blobs blob.Store
+	// Lazy offers data that the kernel cannot read from the store by itself; nil:
+	// nothing does.
+	Lazy Lazy
+	// Verify has all data read through Lazy, which checks every byte of them, also
+	// where the kernel could read them by itself.
+	Verify bool
 	// HelperCommand runs HelperMain: this program with the argument
 	// import-helper.
 	HelperCommand []string
@@ -108,4 +100,24 @@ func (o Options) withDefaults() Options {
 	}
 	o.Logger = o.Logger.With("component", "layer")
 	return o
+}
+
+// Lazy offers files whose bytes are fetched from the blob store when they are
+// first read.
+type Lazy interface {
+	// Open gives a file that reads as the blob. Each chunk is held against its hash
+	// before any reader sees it.
+	Open(ctx context.Context, f LazyFile) (*os.File, error)
+	// Release says that the file is not used for now.
+	Release(key string)
+	// Forget says that the blob is removed.
+	Forget(key string)
+}
+
+// LazyFile is a blob to be read so.
+type LazyFile struct {
+	Key       string
+	Size      int64  // bytes
+	ChunkSize int64  // bytes
+	Hashes    []byte // SHA-256 of each chunk, one after another
 }

@@ -3,7 +3,10 @@ package layer
 import (
 	"archive/tar"
 	"bytes"
+	"crypto/sha256"
+	"errors"
 	"fmt"
+	"github.com/opendsec/dsec/internal/layer/convert"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -81,11 +84,11 @@ func wantCode(t testing.TB, err error, code dsec.Code) {
 	}
 }
 
-// files are the names below a store's directory, its lock not among them.
+// files are the names below a store's directory, its lock and the blob store's identity not among them.
 func files(t testing.TB, s *Store) (names []string) {
 	t.Helper()
 	err := filepath.WalkDir(s.dir, func(path string, d fs.DirEntry, err error) error {
-		if err == nil && !d.IsDir() && d.Name() != "lock" {
+		if err == nil && !d.IsDir() && d.Name() != "lock" && d.Name() != ".dsec-id" {
 			names = append(names, strings.TrimPrefix(path, s.dir+"/"))
 		}
 		return err
@@ -103,11 +106,22 @@ func wantFiles(t testing.TB, s *Store, want ...string) {
 	}
 }
 
-// ofLayer are the two files of a layer.
+// ofLayer are the files of a layer: in the blob store, and beside it.
 func ofLayer(m Meta) []string {
 	hex := strings.TrimPrefix(m.Digest, "sha256:")
-	return []string{"sha256/" + hex + ".erofs", "sha256/" + hex + ".json"}
+	var names []string
+	for _, part := range []string{partAbout, partChunks, partData, partIndex, partManifest} {
+		names = append(names, "blobs/layers/"+hex+"/"+part)
+	}
+	for _, ext := range []string{chunksExt, indexExt, metaExt} {
+		names = append(names, "local/"+hex+ext)
+	}
+	return names
 }
+
+// Names of a layer's files here.
+func ofIndex(m Meta) string { return ofLayer(m)[6] }
+func ofMeta(m Meta) string  { return ofLayer(m)[7] }
 
 func TestLife(t *testing.T) {
 	s := openStore(t, Options{})
@@ -116,7 +130,7 @@ func TestLife(t *testing.T) {
 		t.Errorf("%+v", meta)
 	}
 	wantFiles(t, s, ofLayer(meta)...)
-	if got, err := s.Get(meta.Digest); err != nil || got.Digest != meta.Digest {
+	if got, err := s.Get(t.Context(), meta.Digest); err != nil || got.Digest != meta.Digest {
 		t.Errorf("get: %+v, %v", got, err)
 	}
 	if again := build(t, s, "one"); again.Created != meta.Created {
@@ -127,29 +141,29 @@ func TestLife(t *testing.T) {
 		t.Errorf("list: %+v", list)
 	}
 
-	release, err := s.Hold(meta.Digest)
+	release, err := s.Hold(t.Context(), meta.Digest)
 	if err != nil {
 		t.Fatal(err)
 	}
-	second, err := s.Hold(meta.Digest)
+	second, err := s.Hold(t.Context(), meta.Digest)
 	if err != nil {
 		t.Fatal(err)
 	}
 	release()
 	release() // counts once
-	wantCode(t, s.Remove(meta.Digest), dsec.CodeConflict)
-	if _, err := os.Stat(s.Path(meta.Digest)); err != nil {
+	wantCode(t, s.Remove(t.Context(), meta.Digest), dsec.CodeConflict)
+	if _, err := s.Open(t.Context(), meta.Digest); err != nil {
 		t.Error("a held layer is gone")
 	}
 	second()
-	if err := s.Remove(meta.Digest); err != nil {
+	if err := s.Remove(t.Context(), meta.Digest); err != nil {
 		t.Error(err)
 	}
 	wantFiles(t, s, ofLayer(other)...)
-	wantCode(t, s.Remove(meta.Digest), dsec.CodeNotFound)
-	_, err = s.Hold(meta.Digest)
+	wantCode(t, s.Remove(t.Context(), meta.Digest), dsec.CodeNotFound)
+	_, err = s.Hold(t.Context(), meta.Digest)
 	wantCode(t, err, dsec.CodeNotFound)
-	_, err = s.Get(meta.Digest)
+	_, err = s.Get(t.Context(), meta.Digest)
 	wantCode(t, err, dsec.CodeNotFound)
 	if again := build(t, s, "one"); again.Digest != meta.Digest {
 		t.Error("a removed layer came back as another")
@@ -160,11 +174,11 @@ func TestDigestForm(t *testing.T) {
 	s := openStore(t, Options{})
 	hex := strings.Repeat("a", 64)
 	for _, d := range []string{"", "sha256:", hex, "sha256:" + hex + "a", "sha256:" + strings.ToUpper(hex), "sha256:../../../../etc/passwd", "sha256:" + strings.Repeat("g", 64), "sha512:" + hex} {
-		_, err := s.Get(d)
+		_, err := s.Get(t.Context(), d)
 		wantCode(t, err, dsec.CodeInvalid)
-		wantCode(t, s.Remove(d), dsec.CodeInvalid)
+		wantCode(t, s.Remove(t.Context(), d), dsec.CodeInvalid)
 	}
-	_, err := s.Get("sha256:" + hex)
+	_, err := s.Get(t.Context(), "sha256:"+hex)
 	wantCode(t, err, dsec.CodeNotFound)
 }
 
@@ -178,11 +192,11 @@ func TestReopen(t *testing.T) {
 		t.Fatal(err)
 	}
 	s = openStoreIn(t, dir, Options{})
-	got, err := s.Get(meta.Digest)
+	got, err := s.Get(t.Context(), meta.Digest)
 	if err != nil || fmt.Sprint(got) != fmt.Sprint(meta) {
 		t.Errorf("%+v, %v; want %+v", got, err, meta)
 	}
-	if _, err := s.Hold(meta.Digest); err != nil {
+	if _, err := s.Hold(t.Context(), meta.Digest); err != nil {
 		t.Error(err)
 	}
 }
@@ -199,9 +213,11 @@ func TestSweep(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// Killed between the two names of a layer.
-	if err := os.Remove(filepath.Join(dir, ofLayer(half)[1])); err != nil {
-		t.Fatal(err)
+	// Killed between the names of a layer here, and before it was in the store.
+	for _, name := range []string{ofMeta(half), ofLayer(half)[4]} {
+		if err := os.Remove(filepath.Join(dir, name)); err != nil {
+			t.Fatal(err)
+		}
 	}
 	s = openStoreIn(t, dir, Options{})
 	wantFiles(t, s, ofLayer(meta)...)
@@ -210,77 +226,177 @@ func TestSweep(t *testing.T) {
 	}
 }
 
-// A layer that is not as it was written is not used.
+// spoil changes a file of a store that is closed.
+func spoil(t *testing.T, path string, change func(b []byte) []byte) {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(path, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, change(bytes.Clone(b)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func replace(old, new string) func([]byte) []byte {
+	return func(b []byte) []byte { return bytes.Replace(b, []byte(old), []byte(new), 1) }
+}
+
+// What of a layer is not as it was written is never used: what this node has is
+// fetched again, what the store has damaged is an error until it is imported again.
 func TestDamage(t *testing.T) {
+	flip := func(at int) func([]byte) []byte {
+		return func(b []byte) []byte { b[(at+len(b))%len(b)] ^= 1; return b }
+	}
+	short := func(n int) func([]byte) []byte { return func(b []byte) []byte { return b[:len(b)-n] } }
+	half := func(b []byte) []byte { return b[:len(b)/2] }
+	const inStore, here = true, false
 	for name, tc := range map[string]struct {
-		file  int // 0: image, 1: metadata
+		in    bool
+		part  int // of ofLayer
 		spoil func(b []byte) []byte
-		code  dsec.Code // of Hold after a new Open
 	}{
-		"superblock":  {0, func(b []byte) []byte { b[1100] ^= 1; return b }, dsec.CodeInternal},
-		"index":       {0, func(b []byte) []byte { b[len(b)-4000] ^= 1; return b }, dsec.CodeInternal},
-		"short image": {0, func(b []byte) []byte { return b[:len(b)-4096] }, dsec.CodeNotFound},
-		"torn":        {1, func(b []byte) []byte { return b[:len(b)/2] }, dsec.CodeNotFound},
-		"empty":       {1, func([]byte) []byte { return nil }, dsec.CodeNotFound},
-		"version":     {1, func(b []byte) []byte { return bytes.Replace(b, []byte(`"version":2`), []byte(`"version":9`), 1) }, dsec.CodeNotFound},
-		"digest": {1, func(b []byte) []byte {
-			return bytes.Replace(b, []byte(`"digest":"sha256:`), []byte(`"digest":"sha256:f`), 1)
-		}, dsec.CodeNotFound},
-		"offset": {1, func(b []byte) []byte {
-			return bytes.Replace(b, []byte(`"index_offset":`), []byte(`"index_offset":-`), 1)
-		}, dsec.CodeInternal},
+		"superblock here":       {here, 6, flip(1100)},
+		"index here":            {here, 6, flip(-4000)},
+		"short index here":      {here, 6, short(4096)},
+		"torn metadata here":    {here, 7, half},
+		"empty metadata here":   {here, 7, func([]byte) []byte { return nil }},
+		"version here":          {here, 7, replace(`"version":3`, `"version":9`)},
+		"digest here":           {here, 7, replace(`"digest":"sha256:`, `"digest":"sha256:f`)},
+		"kind here":             {here, 7, replace(`"kind":"base"`, `"kind":"toolkit"`)},
+		"index in the store":    {inStore, 3, flip(-4000)},
+		"short index":           {inStore, 3, short(4096)},
+		"chunks in the store":   {inStore, 1, flip(0)},
+		"short chunks":          {inStore, 1, short(1)},
+		"manifest in the store": {inStore, 4, replace(`"kind":"base"`, `"kind":"toolkit"`)},
+		"torn manifest":         {inStore, 4, half},
+		"short data":            {inStore, 2, short(4096)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			s := openStoreIn(t, dir, Options{})
-			meta := build(t, s, strings.Repeat("content", 2000))
+			content := strings.Repeat("content", 2000)
+			meta := build(t, s, content)
 			_ = s.Close()
-			path := filepath.Join(dir, ofLayer(meta)[tc.file])
-			b, err := os.ReadFile(path)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := os.Chmod(path, 0o600); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.WriteFile(path, tc.spoil(bytes.Clone(b)), 0o600); err != nil {
-				t.Fatal(err)
+			spoil(t, filepath.Join(dir, ofLayer(meta)[tc.part]), tc.spoil)
+			if tc.in && tc.part != 2 { // another node fetches it
+				if err := os.RemoveAll(filepath.Join(dir, "local")); err != nil {
+					t.Fatal(err)
+				}
 			}
 			s = openStoreIn(t, dir, Options{})
-			_, err = s.Hold(meta.Digest)
-			wantCode(t, err, tc.code)
-			_, err = s.Hold(meta.Digest)
-			wantCode(t, err, tc.code)
-			// A damaged layer is made whole by importing it again.
-			build(t, s, strings.Repeat("content", 2000))
-			if _, err := s.Hold(meta.Digest); err != nil {
+			for range 2 {
+				release, err := s.Hold(t.Context(), meta.Digest)
+				if err == nil {
+					_, err = s.Open(t.Context(), meta.Digest)
+					release()
+				}
+				if tc.in {
+					wantCode(t, err, dsec.CodeInternal)
+				} else if err != nil {
+					t.Error(err)
+				}
+			}
+			if !tc.in {
+				return
+			}
+			build(t, s, content)
+			if _, err := s.Open(t.Context(), meta.Digest); err != nil {
 				t.Error(err)
 			}
 		})
 	}
 }
 
-// A store reads what the version before it wrote: it had no kinds, and called the source so.
-func TestMetadataOfTheVersionBefore(t *testing.T) {
-	s := openStore(t, Options{})
-	meta := build(t, s, "x")
-	file := s.file(meta.Digest, metaExt)
-	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
+// A store has the layers that versions before wrote, in one file each, and gives
+// them for as long as they are there.
+func TestLayersOfVersionsBefore(t *testing.T) {
+	for name, doc := range map[string]string{
+		"1": `{"version":1,"digest":%q,"size":%d,"files":1,"kind":"rootfs","source_digest":"sha256:ab","source_size":5,"created":"2026-11-01T00:00:00Z","config":{"env":["A=b"]},"index_offset":%d,"index_digest":%q}`,
+		"2": `{"version":2,"digest":%q,"size":%d,"files":1,"kind":"base","source":"rootfs","source_digest":"sha256:ab","source_size":5,"created":"2026-11-01T00:00:00Z","config":{"env":["A=b"]},"index_offset":%d,"index_digest":%q}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			s := openStoreIn(t, dir, Options{})
+			_ = s.Close()
+			var image, scratch memFile
+			res, err := convert.Convert(bytes.NewReader(archive(t, "old")), &image, &scratch, convert.Options{Limits: Limits{}.WithDefaults()})
+			if err != nil {
+				t.Fatal(err)
+			}
+			start, err := indexStart(image.b, res.Size)
+			if err != nil {
+				t.Fatal(err)
+			}
+			index, _, err := digestIndex(&image, res.Size)
+			if err != nil {
+				t.Fatal(err)
+			}
+			digest := fmt.Sprintf("sha256:%x", sha256.Sum256(image.b))
+			base := filepath.Join(dir, "sha256", strings.TrimPrefix(digest, "sha256:"))
+			if err := errors.Join(
+				os.WriteFile(base+imageExt, image.b, 0o400),
+				os.WriteFile(base+metaExt, fmt.Appendf(nil, doc, digest, res.Size, start, index), 0o600),
+			); err != nil {
+				t.Fatal(err)
+			}
+			s = openStoreIn(t, dir, Options{})
+			meta, err := s.Get(t.Context(), digest)
+			if err != nil || meta.Kind != dsec.LayerBase || meta.Source != SourceRootFS || !slices.Equal(meta.Config.Env, []string{"A=b"}) {
+				t.Fatalf("%+v, %v", meta, err)
+			}
+			release, err := s.Hold(t.Context(), digest)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if devices, err := s.Open(t.Context(), digest); err != nil || len(devices) != 1 {
+				t.Errorf("%v, %v", devices, err)
+			}
+			wantCode(t, s.Remove(t.Context(), digest), dsec.CodeConflict)
+			release()
+			if err := s.Remove(t.Context(), digest); err != nil {
+				t.Error(err)
+			}
+			wantFiles(t, s)
+
+			// One that is damaged is not used.
+			image.b[1100] ^= 1
+			if err := errors.Join(
+				os.WriteFile(base+imageExt, image.b, 0o400),
+				os.WriteFile(base+metaExt, fmt.Appendf(nil, doc, digest, res.Size, start, index), 0o600),
+				s.Close(),
+			); err != nil {
+				t.Fatal(err)
+			}
+			s = openStoreIn(t, dir, Options{})
+			_, err = s.Hold(t.Context(), digest)
+			wantCode(t, err, dsec.CodeInternal)
+		})
 	}
-	old := strings.NewReplacer(`"version":2`, `"version":1`, `"kind":"base",`, `"kind":"rootfs",`, `"source":"rootfs",`, "").Replace(string(text))
-	if err := os.WriteFile(file, []byte(old), 0o600); err != nil {
-		t.Fatal(err)
+}
+
+// memFile is a convert.File in memory.
+type memFile struct{ b []byte }
+
+func (m *memFile) ReadAt(p []byte, off int64) (int, error) {
+	return bytes.NewReader(m.b).ReadAt(p, off)
+}
+
+func (m *memFile) WriteAt(p []byte, off int64) (int, error) {
+	if need := off + int64(len(p)) - int64(len(m.b)); need > 0 {
+		m.b = append(m.b, make([]byte, need)...)
 	}
-	if got, err := readMeta(file); err != nil || got.Kind != dsec.LayerBase || got.Source != SourceRootFS {
-		t.Errorf("%+v, %v", got, err)
+	return copy(m.b[off:], p), nil
+}
+
+func (m *memFile) Truncate(size int64) error {
+	if size <= int64(len(m.b)) {
+		m.b = m.b[:size]
+		return nil
 	}
-	bad := strings.Replace(string(text), `"kind":"base"`, `"kind":"cellar"`, 1)
-	if err := os.WriteFile(file, []byte(bad), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := readMeta(file); err == nil {
-		t.Error("a kind that there is not is read")
-	}
+	_, err := m.WriteAt(nil, size)
+	return err
 }

@@ -22,10 +22,29 @@ import (
 	"github.com/opendsec/dsec/internal/testutil"
 )
 
+// devices opens what a layer is mounted from, as paths.
+func devices(t *testing.T, s *Store, digest string) []string {
+	t.Helper()
+	files, err := s.Open(t.Context(), digest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var paths []string
+	for _, f := range files {
+		t.Cleanup(func() { _ = f.Close() })
+		paths = append(paths, fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
+	}
+	return paths
+}
+
 // mounted calls f with a place where the kernel has mounted the image, in a
 // mount namespace that only f's thread is in.
-func mounted(t *testing.T, image string, f func(dir string)) {
+func mounted(t *testing.T, devices []string, f func(dir string)) {
 	t.Helper()
+	options := ""
+	if len(devices) > 1 {
+		options = "device=" + devices[1]
+	}
 	dir := t.TempDir()
 	done := make(chan struct{})
 	go func() {
@@ -41,7 +60,7 @@ func mounted(t *testing.T, image string, f func(dir string)) {
 			t.Error(err)
 			return
 		}
-		if err := unix.Mount(image, dir, "erofs", unix.MS_RDONLY|unix.MS_NODEV|unix.MS_NOSUID, ""); err != nil {
+		if err := unix.Mount(devices[0], dir, "erofs", unix.MS_RDONLY|unix.MS_NODEV|unix.MS_NOSUID, options); err != nil {
 			t.Errorf("mount: %v", err)
 			return
 		}
@@ -193,12 +212,13 @@ func TestRoundTripThroughKernel(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			release, err := s.Hold(meta.Digest)
+			release, err := s.Hold(t.Context(), meta.Digest)
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer release()
-			mounted(t, s.Path(meta.Digest), func(at string) {
+			from := devices(t, s, meta.Digest)
+			mounted(t, from, func(at string) {
 				got, err := snapshot(at, true)
 				if err != nil {
 					t.Error(err)
@@ -210,19 +230,65 @@ func TestRoundTripThroughKernel(t *testing.T) {
 					t.Errorf("directory and mounted layer differ (-want +got):\n%.4000s", diff)
 				}
 			})
-			fsck(t, s.Path(meta.Digest))
+			fsck(t, from)
+			// Look-ups read the index alone.
+			want, err = names(dir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(from) > 1 {
+				hole, err := os.CreateTemp(t.TempDir(), "hole")
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer hole.Close()
+				if err := hole.Truncate(meta.DataSize); err != nil {
+					t.Fatal(err)
+				}
+				from[1] = hole.Name()
+			}
+			mounted(t, from, func(at string) {
+				got, err := names(at)
+				if err != nil {
+					t.Error(err)
+				}
+				if diff := cmp.Diff(want, got); diff != "" {
+					t.Errorf("directory and layer without data differ (-want +got):\n%.4000s", diff)
+				}
+			})
 		})
 	}
 }
 
-func fsck(t *testing.T, image string) {
+// names are those of a tree, with the targets of symbolic links.
+func names(dir string) (map[string]string, error) {
+	found := map[string]string{}
+	return found, filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.Type() == fs.ModeSocket {
+			return err
+		}
+		target := ""
+		if d.Type() == fs.ModeSymlink {
+			target, err = os.Readlink(path)
+		}
+		found[strings.TrimPrefix(path, dir)] = target
+		return err
+	})
+}
+
+func fsck(t *testing.T, devices []string) {
 	t.Helper()
 	prog, err := exec.LookPath("fsck.erofs")
 	if err != nil {
 		t.Log("fsck.erofs is not installed: not run")
 		return
 	}
-	if out, err := exec.Command(prog, image).CombinedOutput(); err != nil {
+	// fsck.erofs has descriptors of its own: it gets ours by our number.
+	args := []string{strings.Replace(devices[0], "self", fmt.Sprint(os.Getpid()), 1)}
+	for _, d := range devices[1:] {
+		args = append(args, "--device="+strings.Replace(d, "self", fmt.Sprint(os.Getpid()), 1))
+	}
+	if out, err := exec.Command(prog, args...).CombinedOutput(); err != nil {
 		t.Errorf("fsck.erofs: %v\n%s", err, out)
 	}
 }

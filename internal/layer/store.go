@@ -2,10 +2,12 @@ package layer
 
 import (
 	"cmp"
+	"context"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -13,47 +15,56 @@ import (
 	"strings"
 	"sync"
 
+	"golang.org/x/sync/singleflight"
 	"golang.org/x/sys/unix"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/hostos"
+	"github.com/opendsec/dsec/internal/layer/blob"
+	"github.com/opendsec/dsec/internal/layer/blob/dirblob"
 )
 
-// Store is a directory of layers. Its methods may be called from any
+// Store is a node's view of layers. Its methods may be called from any
 // goroutine. One process at a time owns the directory.
 type Store struct {
-	dir    string // <dir>/sha256/<hex>.erofs and .json, <dir>/tmp, <dir>/lock
+	// <dir>/local/<hex>.json, .index and .chunks of each layer that this node
+	// knows, <dir>/sha256/<hex>.json and .erofs of old ones, <dir>/tmp, <dir>/lock;
+	// and <dir>/blobs where the blob store is this node's own.
+	dir    string
 	opt    Options
 	lock   *os.File
+	blobs  blob.Store
 	builds chan struct{} // one token for each build that may run
+	flight singleflight.Group
 
 	mu     sync.Mutex
 	layers map[string]*entry
 }
 
-// entry is one layer of the store.
+// entry is one layer that this node knows.
 type entry struct {
 	meta  Meta
 	holds int
-	check sync.Once // the image against meta, at first use
+	check sync.Once // what the node has of it, at first use
 	bad   error     // what check found
 }
 
 const (
-	imageExt  = ".erofs"
+	indexExt  = ".index"
+	chunksExt = ".chunks"
 	metaExt   = ".json"
+	imageExt  = ".erofs" // of versions 1 and 2
 	hexLength = 64
-	metaBytes = 8 << 20 // the largest metadata file read
 )
 
-// Open takes over the store in dir, which is made if missing, and removes what
-// an earlier owner left unfinished. The error is conflict while another
-// process owns it. A layer whose metadata cannot be read is left out and
-// logged; its files stay for a person to look at.
+// Open takes over the directory, which is made if missing, and removes what an
+// earlier owner left unfinished. The error is conflict while another process owns
+// it. A layer whose metadata cannot be read is left out and logged; its files stay
+// for a person to look at.
 func Open(dir string, opt Options) (*Store, error) {
 	s := &Store{dir: dir, opt: opt.withDefaults(), layers: map[string]*entry{}}
 	s.builds = make(chan struct{}, s.opt.Builds)
-	for _, d := range []string{dir, s.tmp(), s.blobs()} {
+	for _, d := range []string{dir, s.tmp(), s.local(), s.olds()} {
 		if err := os.MkdirAll(d, 0o700); err != nil {
 			return nil, storeError("make layer store", err)
 		}
@@ -65,7 +76,16 @@ func Open(dir string, opt Options) (*Store, error) {
 		return nil, storeError("open layer store", err)
 	}
 	s.lock = lock
-	if err := s.load(); err != nil {
+	if s.blobs = s.opt.Blobs; s.blobs == nil {
+		s.blobs, err = dirblob.Open(filepath.Join(dir, "blobs"))
+	}
+	if err == nil {
+		err = s.load()
+	}
+	if err == nil && s.opt.Blobs == nil { // nobody else stores anything there
+		err = s.Sweep(context.Background(), 0)
+	}
+	if err != nil {
 		_ = lock.Close()
 		return nil, err
 	}
@@ -74,14 +94,26 @@ func Open(dir string, opt Options) (*Store, error) {
 
 // Close gives the directory up, once no Build runs. Layers stay; holds are
 // forgotten.
-func (s *Store) Close() error { return s.lock.Close() }
+func (s *Store) Close() error {
+	var err error
+	if own, ok := s.blobs.(io.Closer); ok && s.opt.Blobs == nil {
+		err = own.Close()
+	}
+	return errors.Join(err, s.lock.Close())
+}
 
 func (s *Store) tmp() string   { return filepath.Join(s.dir, "tmp") }
-func (s *Store) blobs() string { return filepath.Join(s.dir, "sha256") }
+func (s *Store) local() string { return filepath.Join(s.dir, "local") }
+func (s *Store) olds() string  { return filepath.Join(s.dir, "sha256") }
 
-// file is the path of one of a layer's two files.
+// file is the path of one of a layer's files.
 func (s *Store) file(digest, ext string) string {
-	return filepath.Join(s.blobs(), strings.TrimPrefix(digest, "sha256:")+ext)
+	return filepath.Join(s.local(), strings.TrimPrefix(digest, "sha256:")+ext)
+}
+
+// oldFile is the same of a layer of version 1 or 2.
+func (s *Store) oldFile(digest, ext string) string {
+	return filepath.Join(s.olds(), strings.TrimPrefix(digest, "sha256:")+ext)
 }
 
 // load sweeps and reads the directory.
@@ -95,21 +127,27 @@ func (s *Store) load() error {
 			return fmt.Errorf("sweep layer store: %w", err)
 		}
 	}
-	files, err := os.ReadDir(s.blobs())
+	return errors.Join(s.loadDir(s.local()), s.loadDir(s.olds()))
+}
+
+// loadDir reads one directory, and sweeps the files of what has no metadata: what
+// made or removed it did not get to its end.
+func (s *Store) loadDir(dir string) error {
+	files, err := os.ReadDir(dir)
 	if err != nil {
 		return fmt.Errorf("read layer store: %w", err)
 	}
-	names := map[string]bool{}
+	known := map[string]bool{}
 	for _, f := range files {
-		names[f.Name()] = true
+		if base, ok := strings.CutSuffix(f.Name(), metaExt); ok {
+			known[base] = true
+			s.loadMeta(dir, base)
+		}
 	}
-	for name := range names {
-		base, isMeta := strings.CutSuffix(name, metaExt)
-		if isMeta {
-			s.loadMeta("sha256:" + base)
-		} else if base, ok := strings.CutSuffix(name, imageExt); ok && !names[base+metaExt] {
-			// Named, but the build or the removal did not get to its end.
-			if err := os.Remove(filepath.Join(s.blobs(), name)); err != nil {
+	for _, f := range files {
+		base, ext, _ := strings.Cut(f.Name(), ".")
+		if !known[base] && slices.Contains([]string{indexExt, chunksExt, imageExt}, "."+ext) {
+			if err := os.Remove(filepath.Join(dir, f.Name())); err != nil {
 				return fmt.Errorf("sweep layer store: %w", err)
 			}
 		}
@@ -117,23 +155,31 @@ func (s *Store) load() error {
 	return nil
 }
 
-func (s *Store) loadMeta(digest string) {
-	meta, err := readMeta(s.file(digest, metaExt))
-	if err == nil && meta.Digest != digest {
+func (s *Store) loadMeta(dir, base string) {
+	meta, err := readMeta(filepath.Join(dir, base+metaExt))
+	if err == nil && meta.Digest != "sha256:"+base {
 		err = errors.New("its metadata are of another layer")
 	}
 	if err == nil {
 		err = s.checkSize(meta)
 	}
 	if err != nil {
-		s.opt.Logger.Error("layer left out", "digest", digest, "error", err)
+		s.opt.Logger.Error("layer left out", "digest", "sha256:"+base, "error", err)
 		return
 	}
-	s.layers[digest] = &entry{meta: meta}
+	s.layers[meta.Digest] = &entry{meta: meta}
+}
+
+// imageFile is the file with the layer's index: that, or the old image.
+func (s *Store) imageFile(meta Meta) string {
+	if meta.old != nil {
+		return s.oldFile(meta.Digest, imageExt)
+	}
+	return s.file(meta.Digest, indexExt)
 }
 
 func (s *Store) checkSize(meta Meta) error {
-	fi, err := os.Lstat(s.file(meta.Digest, imageExt))
+	fi, err := os.Lstat(s.imageFile(meta))
 	if err != nil {
 		return err
 	}
@@ -141,34 +187,6 @@ func (s *Store) checkSize(meta Meta) error {
 		return fmt.Errorf("the image has %d bytes, its metadata say %d", fi.Size(), meta.Size)
 	}
 	return nil
-}
-
-func readMeta(path string) (Meta, error) {
-	var meta Meta
-	fi, err := os.Stat(path)
-	if err != nil {
-		return meta, err
-	}
-	if fi.Size() > metaBytes {
-		return meta, fmt.Errorf("metadata of %d bytes", fi.Size())
-	}
-	b, err := os.ReadFile(path)
-	if err != nil {
-		return meta, err
-	}
-	if err := json.Unmarshal(b, &meta); err != nil {
-		return meta, err
-	}
-	if meta.Version < 1 || meta.Version > metaVersion {
-		return meta, fmt.Errorf("metadata of version %d, want %d", meta.Version, metaVersion)
-	}
-	if meta.Version == 1 {
-		meta.Source, meta.Kind = string(meta.Kind), dsec.LayerBase
-	}
-	if !meta.Kind.Valid() {
-		return meta, fmt.Errorf("metadata of a layer of kind %.40q", meta.Kind)
-	}
-	return meta, meta.Config.Validate()
 }
 
 // ParseDigest checks the form of a digest that came from a caller.
@@ -182,30 +200,35 @@ func ParseDigest(s string) (string, error) {
 	return "", dsec.Invalid("digest", "want sha256: and %d characters of 0-9 and a-f", hexLength)
 }
 
-func (s *Store) find(digest string) (*entry, error) {
-	if _, err := ParseDigest(digest); err != nil {
-		return nil, err
-	}
-	e := s.layers[digest]
-	if e == nil {
-		return nil, dsec.Errorf(dsec.CodeNotFound, "no layer %s", digest)
-	}
-	return e, nil
-}
-
-// Get tells what the store knows of a layer. The error is not_found where
-// there is none, invalid for what is no digest.
-func (s *Store) Get(digest string) (Meta, error) {
+// known gives the entry of a layer that this node knows, or nil.
+func (s *Store) known(digest string) *entry {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	e, err := s.find(digest)
+	return s.layers[digest]
+}
+
+// Get tells what a layer is, after fetching its index where this node does not
+// know it. The error is not_found where the store has none, invalid for what is no
+// digest, unavailable where the store cannot be reached.
+func (s *Store) Get(ctx context.Context, digest string) (Meta, error) {
+	e, err := s.find(ctx, digest)
 	if err != nil {
 		return Meta{}, err
 	}
 	return e.meta, nil
 }
 
-// List gives all layers, oldest first.
+func (s *Store) find(ctx context.Context, digest string) (*entry, error) {
+	if _, err := ParseDigest(digest); err != nil {
+		return nil, err
+	}
+	if e := s.known(digest); e != nil {
+		return e, nil
+	}
+	return s.fetch(ctx, digest)
+}
+
+// List gives all layers that this node knows, oldest first.
 func (s *Store) List() []Meta {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -219,57 +242,160 @@ func (s *Store) List() []Meta {
 	return list
 }
 
-// Path is where the image of a layer is, for whoever holds it.
-func (s *Store) Path(digest string) string { return s.file(digest, imageExt) }
+// Hold keeps a layer from being removed until release is called, any number of
+// times. The first hold after Open checks what the node has of it; what is not as
+// it was written is fetched again. The error is internal where the store has
+// nothing better, not_found where there is no such layer.
+func (s *Store) Hold(ctx context.Context, digest string) (release func(), err error) {
+	for range 2 {
+		var e *entry
+		if e, err = s.find(ctx, digest); err != nil {
+			return nil, err
+		}
+		if release, err = s.hold(e); err == nil || e.meta.old != nil || !s.drop(e) {
+			return release, err
+		}
+	}
+	return nil, err
+}
 
-// Hold keeps a layer from being removed until release is called, any number
-// of times. The first hold after Open checks the image's size and metadata;
-// where they are not as they were written the error is internal. It is
-// not_found where there is no such layer.
-func (s *Store) Hold(digest string) (release func(), err error) {
+// hold takes a reference. The error is internal where what this node has of the
+// layer is damaged.
+func (s *Store) hold(e *entry) (release func(), err error) {
+	digest := e.meta.Digest
 	s.mu.Lock()
-	e, err := s.find(digest)
-	if err != nil {
+	if s.layers[digest] != e {
 		s.mu.Unlock()
-		return nil, err
+		return nil, noLayer(digest) // removed meanwhile
 	}
 	e.holds++
 	s.mu.Unlock()
 	release = sync.OnceFunc(func() {
 		s.mu.Lock()
-		defer s.mu.Unlock()
 		e.holds--
+		last := e.holds == 0
+		s.mu.Unlock()
+		if last && s.opt.Lazy != nil {
+			s.opt.Lazy.Release(blobKey(digest, partData))
+		}
 	})
 	e.check.Do(func() { e.bad = s.verify(e.meta) })
 	if e.bad != nil {
 		release()
-		s.opt.Logger.Error("layer is damaged", "digest", digest, "error", e.bad)
+		s.opt.Logger.Error("layer is damaged on this node", "digest", digest, "error", e.bad)
 		return nil, &dsec.Error{Code: dsec.CodeInternal, Message: "layer " + digest + " is damaged on this node", Err: e.bad}
 	}
 	return release, nil
 }
 
-// Remove removes a layer. The error is conflict while it is held, not_found
-// where there is none.
-func (s *Store) Remove(digest string) error {
+// drop forgets a layer whose files on this node are damaged, and reports whether
+// they were: the next find fetches it again. Mounts go on with the files.
+func (s *Store) drop(e *entry) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	e, err := s.find(digest)
+	if e.bad != nil && s.layers[e.meta.Digest] == e {
+		delete(s.layers, e.meta.Digest)
+	}
+	return e.bad != nil
+}
+
+func noLayer(digest string) error {
+	return dsec.Errorf(dsec.CodeNotFound, "no layer %s", digest)
+}
+
+// Remove removes a layer from this node and from the store. The error is conflict
+// while it is held here, not_found where there is none.
+func (s *Store) Remove(ctx context.Context, digest string) error {
+	e, err := s.find(ctx, digest)
 	if err != nil {
 		return err
+	}
+	if err := s.removeLocal(e); err != nil {
+		return err
+	}
+	if e.meta.old != nil {
+		return nil
+	}
+	if s.opt.Lazy != nil {
+		s.opt.Lazy.Forget(blobKey(digest, partData))
+	}
+	return s.removeBlobs(ctx, digest)
+}
+
+// removeLocal removes what this node has of a layer. Without its metadata it is
+// gone, whatever happens next.
+func (s *Store) removeLocal(e *entry) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	digest := e.meta.Digest
+	if s.layers[digest] != e {
+		return noLayer(digest)
 	}
 	if e.holds > 0 {
 		return dsec.Errorf(dsec.CodeConflict, "layer %s is used by %d sandboxes or calls", digest, e.holds)
 	}
-	// Without its metadata the layer is gone, whatever happens next.
-	if err := os.Remove(s.file(digest, metaExt)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("remove layer: %w", err)
+	files := []string{s.file(digest, metaExt), s.file(digest, indexExt), s.file(digest, chunksExt)}
+	if e.meta.old != nil {
+		files = []string{s.oldFile(digest, metaExt), s.oldFile(digest, imageExt)}
 	}
-	delete(s.layers, digest)
-	if err := os.Remove(s.file(digest, imageExt)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("remove layer: %w", err)
+	for i, f := range files {
+		if err := os.Remove(f); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("remove layer: %w", err)
+		}
+		if i == 0 {
+			delete(s.layers, digest)
+		}
 	}
-	return hostos.SyncDir(s.blobs())
+	return hostos.SyncDir(filepath.Dir(files[0]))
+}
+
+// removeBlobs removes a layer from the blob store: the manifest first, without
+// which it is gone.
+func (s *Store) removeBlobs(ctx context.Context, digest string) error {
+	for _, part := range []string{partManifest, partAbout, partIndex, partChunks, partData} {
+		if err := s.blobs.Delete(ctx, blobKey(digest, part)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// addLocal makes a layer known to this node, whose index is in the file index and
+// whose hashes of chunks are given. Both files and then the metadata get their names.
+func (s *Store) addLocal(meta Meta, index *os.File, chunks []byte) error {
+	doc, err := json.Marshal(meta)
+	if err != nil {
+		return err
+	}
+	name := filepath.Base(index.Name())
+	temp := map[string]string{chunksExt: filepath.Join(s.tmp(), name+chunksExt), metaExt: filepath.Join(s.tmp(), name+metaExt)}
+	defer func() {
+		for _, f := range temp {
+			_ = os.Remove(f)
+		}
+	}()
+	err = errors.Join(index.Chmod(0o444), index.Sync(), writeSynced(temp[chunksExt], chunks), writeSynced(temp[metaExt], doc))
+	if err != nil {
+		return storeError("keep layer", err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	// One that is there is replaced: mounts of the old file go on with it.
+	for _, step := range []func() error{
+		func() error { return os.Rename(index.Name(), s.file(meta.Digest, indexExt)) },
+		func() error { return os.Rename(temp[chunksExt], s.file(meta.Digest, chunksExt)) },
+		func() error { return hostos.SyncDir(s.local()) },
+		func() error { return os.Rename(temp[metaExt], s.file(meta.Digest, metaExt)) },
+		func() error { return hostos.SyncDir(s.local()) },
+	} {
+		if err := step(); err != nil {
+			return storeError("keep layer", err)
+		}
+	}
+	if e := s.layers[meta.Digest]; e == nil || e.bad != nil {
+		s.layers[meta.Digest] = &entry{meta: meta}
+	}
+	return nil
 }
 
 // storeError types what the disk says.

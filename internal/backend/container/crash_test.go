@@ -36,6 +36,7 @@ type errand struct {
 	Warm                             int
 	Spare                            bool // the create finds one
 	Request                          backend.CreateRequest
+	Images                           []string // of the request's layers
 	Crash                            string
 }
 
@@ -43,6 +44,9 @@ func victim() {
 	var e errand
 	must(json.Unmarshal([]byte(os.Getenv(victimEnv)), &e))
 	must(os.Unsetenv(victimEnv)) // the launcher is the same binary
+	for i, path := range e.Images {
+		e.Request.Layers[i] = backend.FileLayer(e.Request.Layers[i].Digest, path)
+	}
 	b, err := New(Config{
 		RunDir: e.RunDir, Disk: disk.Options{Dir: e.DiskDir, ImageBytes: e.ImageBytes, MaxImageBytes: e.ImageBytes}, Cgroup: e.Cgroup, Chronus: e.Chronus,
 		Launcher: []string{"/proc/self/exe"}, Warm: e.Warm,
@@ -112,6 +116,9 @@ func (h *host) startVictim(e errand) (cmd *exec.Cmd, stdin io.WriteCloser, handl
 	h.Helper()
 	e.RunDir, e.DiskDir, e.Cgroup = h.config.RunDir, h.config.Disk.Dir, h.config.Cgroup
 	e.Chronus, e.ImageBytes = h.config.Chronus, h.config.Disk.ImageBytes
+	for _, l := range e.Request.Layers {
+		e.Images = append(e.Images, imagePath(l))
+	}
 	raw, err := json.Marshal(e)
 	check(h, err)
 	cmd = exec.Command("/proc/self/exe")

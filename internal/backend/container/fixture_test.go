@@ -104,7 +104,7 @@ func image(t testing.TB, change func(root string)) backend.Layer {
 	}
 	unchanged.Lock()
 	defer unchanged.Unlock()
-	if unchanged.layer.Path == "" {
+	if unchanged.layer.Digest == "" {
 		dir := filepath.Join(scratch(), "image")
 		check(t, os.MkdirAll(dir, 0o700))
 		unchanged.layer = makeImage(t, dir, func(string) {})
@@ -146,7 +146,17 @@ func makeImage(t testing.TB, to string, change func(root string)) backend.Layer 
 	w := erofs.Create(out, erofs.WithBlockSize(4096))
 	check(t, w.CopyFrom(os.DirFS(root)))
 	check(t, errors.Join(w.Close(), out.Close()))
-	return backend.Layer{Digest: "sha256:" + sum(t, file), Path: file}
+	l := backend.FileLayer("sha256:"+sum(t, file), file)
+	imagePaths.Store(l.Digest, file)
+	return l
+}
+
+// imagePaths are the files of the images that makeImage made, by digest.
+var imagePaths sync.Map
+
+func imagePath(l backend.Layer) string {
+	path, _ := imagePaths.Load(l.Digest)
+	return path.(string)
 }
 
 func copyTo(t testing.TB, from, to string) {

@@ -219,7 +219,7 @@ func TestNothingTellsOfTheHost(t *testing.T) {
 	check(t, err)
 	for name, secret := range map[string]string{
 		"its ID": string(s.id), "the other's ID": string(other.id), "the run directory": h.config.RunDir, "the disk's directory": h.config.Disk.Dir,
-		"the tree of cgroups": h.config.Cgroup, "the other's cgroup": h.groupOf(other), "the image's path": filepath.Dir(h.image.Path),
+		"the tree of cgroups": h.config.Cgroup, "the other's cgroup": h.groupOf(other), "the image's path": filepath.Dir(imagePath(h.image)),
 		"the host's name": "hostname=" + host,
 	} {
 		for line := range strings.Lines(o.out) {
@@ -262,7 +262,7 @@ done; [ $n -gt 20 ] && echo done`)
 // S45: the bytes of a shared image cannot be changed from inside.
 func TestLayerCannotBeAltered(t *testing.T) {
 	h := newHost(t, nil)
-	before := sum(t, h.image.Path)
+	before := sum(t, imagePath(h.image))
 	a, b := h.create(), h.create()
 	want := b.sh("cat /etc/shared /bin/busybox | sha256sum").out
 	lines := a.inside("alter", "/etc/shared", "/bin/busybox")
@@ -275,7 +275,7 @@ func TestLayerCannotBeAltered(t *testing.T) {
 	if o := h.create().sh("cat /etc/shared /bin/busybox | sha256sum"); o.out != want {
 		t.Errorf("a new sandbox reads %q, before %q", o.out, want)
 	}
-	if after := sum(t, h.image.Path); after != before {
+	if after := sum(t, imagePath(h.image)); after != before {
 		t.Error("the image's bytes are not what they were")
 	}
 }

@@ -155,12 +155,12 @@ func (l *layerNS) do(f func() error) error {
 func layerPath(digest string) string { return "/layers/" + strings.TrimPrefix(digest, "sha256:") }
 
 // mount returns a descriptor (O_PATH) of a layer's root directory. The layer is
-// mounted if it was not.
+// mounted if it was not, from what open gives.
 //
 // A mount that this process makes comes back detached where copies can be made
 // of it from outside of the namespace (free): no thread has to go inside for a
 // create. What an earlier process mounted can only be copied inside.
-func (l *layerNS) mount(digest string, image int) (fd int, free bool, err error) {
+func (l *layerNS) mount(digest string, open func() ([]*os.File, error)) (fd int, free bool, err error) {
 	path := layerPath(digest)
 	var found bool
 	err = l.do(func() error {
@@ -179,7 +179,7 @@ func (l *layerNS) mount(digest string, image int) (fd int, free bool, err error)
 	}
 	outside := -1
 	if !found {
-		m, err := mountImage(image)
+		m, err := mountImage(open)
 		if err != nil {
 			return -1, false, errors.Join(err, l.do(func() error { return os.Remove(path) }))
 		}
@@ -213,19 +213,43 @@ func detachedCopy(mount int) (fd int, ok bool) {
 	return fd, true
 }
 
-// mountImage mounts an EROFS image straight from its file, or, before Linux
-// 6.12, through a loop device.
-func mountImage(image int) (int, error) {
-	fd, err := newMount("erofs", attrReadOnly, option{Key: "source", Value: procPath(image)}, option{Key: "ro"})
-	if !errors.Is(err, unix.ENOTBLK) {
-		return fd, err
-	}
-	loop, path, err := attachLoop(image)
+// mountImage mounts an EROFS image of one or more devices straight from their
+// files, or, before Linux 6.12, through loop devices.
+func mountImage(open func() ([]*os.File, error)) (int, error) {
+	devices, err := open()
 	if err != nil {
 		return -1, err
 	}
-	defer unix.Close(loop) // autoclear: the mount holds the device from here on
-	return newMount("erofs", attrReadOnly, option{Key: "source", Value: path}, option{Key: "ro"})
+	defer func() {
+		for _, f := range devices {
+			_ = f.Close()
+		}
+	}()
+	paths := make([]string, len(devices))
+	for i, f := range devices {
+		paths[i] = procPath(int(f.Fd()))
+	}
+	fd, err := mountErofs(paths)
+	if !errors.Is(err, unix.ENOTBLK) {
+		return fd, err
+	}
+	for i, f := range devices {
+		loop, path, err := attachLoop(int(f.Fd()))
+		if err != nil {
+			return -1, err
+		}
+		defer unix.Close(loop) // autoclear: the mount holds the device from here on
+		paths[i] = path
+	}
+	return mountErofs(paths)
+}
+
+func mountErofs(devices []string) (int, error) {
+	options := []option{{Key: "source", Value: devices[0]}, {Key: "ro"}}
+	for _, d := range devices[1:] {
+		options = append(options, option{Key: "device", Value: d})
+	}
+	return newMount("erofs", attrReadOnly, options...)
 }
 
 // attachLoop makes a read-only loop device of a file, which frees itself.

@@ -13,8 +13,8 @@ import (
 func TestImageOnLoopDevice(t *testing.T) {
 	testutil.Require(t, testutil.Root, testutil.EROFS)
 	img := image(t, nil)
-	testutil.Ledger(t, img.Path)
-	f, err := os.Open(img.Path)
+	testutil.Ledger(t, imagePath(img))
+	f, err := os.Open(imagePath(img))
 	check(t, err)
 	defer f.Close()
 	loop, path, err := attachLoop(int(f.Fd()))

@@ -2,6 +2,7 @@ package container
 
 import (
 	"context"
+	"errors"
 	"os"
 	"slices"
 	"strings"
@@ -53,7 +54,7 @@ type lower struct {
 func (s *layers) hold(ctx context.Context, want []backend.Layer) (lower, error) {
 	l := lower{free: true}
 	for i, w := range want {
-		fd, free, err := s.holdOne(ctx, w.Digest, func() (*os.File, error) { return openImage(w) })
+		fd, free, err := s.holdOne(ctx, w)
 		if err != nil {
 			s.release(want[:i])
 			return lower{}, err
@@ -82,27 +83,27 @@ func (s *layers) holdRoot(ctx context.Context, want []backend.Layer) (l lower, h
 	if err != nil {
 		return l, held, err
 	}
-	fd, free, err := s.holdOne(ctx, p.digest, p.open)
+	fd, free, err := s.holdOne(ctx, p.layer())
 	if err != nil {
 		return l, held, err
 	}
-	return lower{append(l.fds, fd), l.free && free}, append(held, backend.Layer{Digest: p.digest}), nil
+	return lower{append(l.fds, fd), l.free && free}, append(held, p.layer()), nil
 }
 
-// holdOne takes a reference to a layer, whose image is opened if it is not mounted.
-func (s *layers) holdOne(ctx context.Context, digest string, open func() (*os.File, error)) (fd int, free bool, err error) {
+// holdOne takes a reference to a layer, which is opened if it is not mounted.
+func (s *layers) holdOne(ctx context.Context, want backend.Layer) (fd int, free bool, err error) {
 	for {
 		s.mu.Lock()
-		if l := s.byName[digest]; l != nil {
+		if l := s.byName[want.Digest]; l != nil {
 			l.refs++
-			s.unused = slices.DeleteFunc(s.unused, func(d string) bool { return d == digest })
+			s.unused = slices.DeleteFunc(s.unused, func(d string) bool { return d == want.Digest })
 			s.mu.Unlock()
 			return l.fd, l.free, nil
 		}
 		s.mu.Unlock()
 		// Creates that want the same layer wait for one mount, which the
 		// context of none of them cancels.
-		ch := s.flight.DoChan(digest, func() (any, error) { return nil, s.mount(digest, open) })
+		ch := s.flight.DoChan(want.Digest, func() (any, error) { return nil, s.mount(context.WithoutCancel(ctx), want) })
 		select {
 		case r := <-ch:
 			if r.Err != nil {
@@ -114,7 +115,8 @@ func (s *layers) holdOne(ctx context.Context, digest string, open func() (*os.Fi
 	}
 }
 
-func (s *layers) mount(digest string, open func() (*os.File, error)) error {
+func (s *layers) mount(ctx context.Context, want backend.Layer) error {
+	digest := want.Digest
 	s.mu.Lock()
 	known := s.byName[digest] != nil // since the caller looked
 	s.mu.Unlock()
@@ -124,13 +126,10 @@ func (s *layers) mount(digest string, open func() (*os.File, error)) error {
 	if name, ok := strings.CutPrefix(digest, "sha256:"); !ok || !isHex(name) {
 		return dsec.Invalid("layers", "want a digest sha256:<64 hex digits>, have %q", digest)
 	}
-	image, err := open()
-	if err != nil {
-		return err
-	}
-	defer image.Close()
-	fd, free, err := s.ns.mount(digest, int(image.Fd()))
-	if err != nil {
+	fd, free, err := s.ns.mount(digest, func() ([]*os.File, error) { return openLayer(ctx, want) })
+	if e, ok := errors.AsType[*dsec.Error](err); ok {
+		return e
+	} else if err != nil {
 		return &dsec.Error{Code: dsec.CodeInternal, Field: "layers", Message: "the image of layer " + digest + " cannot be mounted", Err: err}
 	}
 	s.mu.Lock()
@@ -140,12 +139,20 @@ func (s *layers) mount(digest string, open func() (*os.File, error)) error {
 	return nil
 }
 
-func openImage(w backend.Layer) (*os.File, error) {
-	image, err := os.Open(w.Path)
-	if err != nil {
-		return nil, &dsec.Error{Code: dsec.CodeNotFound, Field: "layers", Message: "the image of layer " + w.Digest + " cannot be read", Err: err}
+// openLayer opens what a layer is mounted from. A container that was taken over
+// has nothing to open its layers with: they are mounted, or it is lost.
+func openLayer(ctx context.Context, l backend.Layer) ([]*os.File, error) {
+	err := os.ErrNotExist
+	if l.Open != nil {
+		var devices []*os.File
+		if devices, err = l.Open(ctx); err == nil {
+			return devices, nil
+		}
 	}
-	return image, nil
+	if e, ok := errors.AsType[*dsec.Error](err); ok {
+		return nil, e
+	}
+	return nil, &dsec.Error{Code: dsec.CodeNotFound, Field: "layers", Message: "the image of layer " + l.Digest + " cannot be read", Err: err}
 }
 
 func isHex(s string) bool {

@@ -132,7 +132,7 @@ func TestDumpsTellOfItselfAlone(t *testing.T) {
 	o := s.sh(`for f in /proc/sys/kernel/* /proc/self/* /proc/1/* /proc/sysvipc/* /proc/net/*/* /proc/sys/net/*/*/*/* /sys/*/*/* /sys/fs/cgroup/*/*; do [ -f $f ] && echo $f && head -c 4096 $f 2>/dev/null; done; env; uname -a; df; mount; cat /etc/mtab /etc/machine-id 2>/dev/null; exit 0`)
 	for name, secret := range map[string]string{
 		"the other's ID": string(other.id), "the run directory": h.config.RunDir, "the disk": h.config.Disk.Dir, "the tree of cgroups": h.config.Cgroup,
-		"the image": filepath.Dir(h.image.Path), "the host's name": host, "the machine's ID": strings.TrimSpace(string(machine)),
+		"the image": filepath.Dir(imagePath(h.image)), "the host's name": host, "the machine's ID": strings.TrimSpace(string(machine)),
 	} {
 		if secret == "" {
 			continue
@@ -152,7 +152,7 @@ func TestDumpsTellOfItselfAlone(t *testing.T) {
 // blocks, pipes of its pages or mappings.
 func TestLayerCannotBeOverwritten(t *testing.T) {
 	h := newHost(t, nil)
-	before := sum(t, h.image.Path)
+	before := sum(t, imagePath(h.image))
 	a, b := h.create(), h.create()
 	const read = "cat /etc/shared /bin/busybox /bin/inside | sha256sum"
 	want := b.sh(read).out
@@ -167,7 +167,7 @@ func TestLayerCannotBeOverwritten(t *testing.T) {
 	}
 	// From the disk, and not from the cache that they share.
 	check(t, os.WriteFile("/proc/sys/vm/drop_caches", []byte("1"), 0))
-	if after := sum(t, h.image.Path); after != before {
+	if after := sum(t, imagePath(h.image)); after != before {
 		t.Error("the image's bytes are not what they were")
 	}
 	if o := h.create().sh(read); o.out != want {

@@ -173,10 +173,10 @@ func TestBadRequests(t *testing.T) {
 		"no pids":       {func(r *backend.CreateRequest) { r.Spec.Limits.Pids = 0 }, dsec.CodeInvalid, "limits.pids"},
 		"digest":        {func(r *backend.CreateRequest) { r.Layers[0].Digest = "sha256:../../etc" }, dsec.CodeInvalid, "layers"},
 		"missing image": {func(r *backend.CreateRequest) {
-			r.Layers = []backend.Layer{{Digest: "sha256:" + strings.Repeat("0", 64), Path: "/nonexistent"}}
+			r.Layers = []backend.Layer{backend.FileLayer("sha256:"+strings.Repeat("0", 64), "/nonexistent")}
 		}, dsec.CodeNotFound, "layers"},
 		"not an image": {func(r *backend.CreateRequest) {
-			r.Layers = []backend.Layer{{Digest: "sha256:" + strings.Repeat("1", 64), Path: "/etc/passwd"}}
+			r.Layers = []backend.Layer{backend.FileLayer("sha256:"+strings.Repeat("1", 64), "/etc/passwd")}
 		}, dsec.CodeInternal, "layers"},
 		"too many layers": {func(r *backend.CreateRequest) { r.Layers = make([]backend.Layer, 1000) }, dsec.CodeInvalid, "layers"},
 	} {

@@ -1,6 +1,7 @@
 package container
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -15,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/backend"
 )
 
 // What the platform needs of a root file system is the same for every sandbox
@@ -126,6 +128,14 @@ func fileType(mode uint32) string {
 		return "file"
 	}
 	return "special file"
+}
+
+// layer is the image as a layer.
+func (p *platform) layer() backend.Layer {
+	return backend.Layer{Digest: p.digest, Open: func(context.Context) ([]*os.File, error) {
+		image, err := p.open()
+		return []*os.File{image}, err
+	}}
 }
 
 // open returns the image, at its start, in a file without a name: it lasts as

@@ -27,10 +27,10 @@ func (c *converter) writeImage(t *tree, out File, id [16]byte) (files, size int6
 	if err := img.close(); err != nil {
 		return 0, 0, fmt.Errorf("write image: %w", err)
 	}
-	if err := patchImage(out, img.size, t, id); err != nil {
-		return 0, 0, fmt.Errorf("link names: %w", diskError(err))
+	if size, err = patchImage(out, img.size, t, id); err != nil {
+		return 0, 0, fmt.Errorf("patch image: %w", diskError(err))
 	}
-	return t.files, img.size, nil
+	return t.files, size, nil
 }
 
 // treeFS shows the finished tree to go-erofs. Only the first name of an inode

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 
 	"golang.org/x/sys/unix"
 )
@@ -17,10 +18,12 @@ const (
 	superSize   = 128
 	superRoot   = 14 // u16
 	superInodes = 16 // u64
+	superBlocks = 36 // u32
 	superMeta   = 40 // u32
 	superUUID   = 48 // 16 bytes
 
 	inodeSlot   = 32
+	inodeStart  = 16 // u32 of an inode: its first block
 	direntSize  = 12
 	flatPlain   = 0
 	flatInline  = 2
@@ -29,9 +32,12 @@ const (
 
 var errFormat = errors.New("the image is not as go-erofs is known to write it")
 
-// patcher joins the names of inodes that have several: go-erofs gives each
-// name an inode of its own, so the other names' entries are made to lead to
-// the first one's. The empty inodes they led to are left, unreachable.
+// patcher does two things. It joins the names of inodes that have several:
+// go-erofs gives each name an inode of its own, so the other names' entries are
+// made to lead to the first one's; the empty inodes they led to are left,
+// unreachable. And it moves the blocks of directories and of symbolic links, if
+// they are among the data of files, to the image's end, behind the inodes: a node
+// has the end of an image at hand, and not its data.
 type patcher struct {
 	f     File
 	size  int64
@@ -46,42 +52,41 @@ type laterName struct {
 	n   *inode
 }
 
-func patchImage(f File, size int64, t *tree, id [16]byte) error {
+// patchImage returns the image's new size.
+func patchImage(f File, size int64, t *tree, id [16]byte) (int64, error) {
 	super := make([]byte, superSize)
 	if _, err := f.ReadAt(super, superOffset); err != nil {
-		return err
+		return 0, err
 	}
 	p := &patcher{
 		f: f, size: size, nid: map[*inode]uint64{},
 		meta: int64(binary.LittleEndian.Uint32(super[superMeta:])) * blockSize,
 	}
-	if t.root.links {
-		if err := p.dir(t.root, uint64(binary.LittleEndian.Uint16(super[superRoot:]))); err != nil {
-			return err
-		}
+	if err := p.dir(t.root, uint64(binary.LittleEndian.Uint16(super[superRoot:]))); err != nil {
+		return 0, err
 	}
 	var nid [8]byte
 	for _, l := range p.later {
 		n, ok := p.nid[l.n]
 		if !ok {
-			return errFormat
+			return 0, errFormat
 		}
 		binary.LittleEndian.PutUint64(nid[:], n)
 		if _, err := f.WriteAt(nid[:], l.off); err != nil {
-			return err
+			return 0, err
 		}
 	}
 	inodes := binary.LittleEndian.Uint64(super[superInodes:])
 	binary.LittleEndian.PutUint64(super[superInodes:], inodes-uint64(len(p.later)))
+	binary.LittleEndian.PutUint32(super[superBlocks:], uint32(p.size/blockSize))
 	copy(super[superUUID:], id[:])
 	_, err := f.WriteAt(super, superOffset)
-	return err
+	return p.size, err
 }
 
-// dir finds the entries of inodes with several names in one directory of the
-// image and those below.
+// dir patches one directory of the image and those below.
 func (p *patcher) dir(dir *inode, nid uint64) error {
-	off, size, err := p.entries(nid)
+	off, size, err := p.indexed(nid, unix.S_IFDIR)
 	if err != nil {
 		return err
 	}
@@ -133,13 +138,19 @@ func (p *patcher) block(dir *inode, block []byte, off int64) (seen int, err erro
 		seen++
 		nid := binary.LittleEndian.Uint64(entry)
 		switch {
-		case n.isDir() && n.links:
+		case n.isDir():
 			if err := p.dir(n, nid); err != nil {
 				return 0, err
 			}
-		case n.isDir() || n.nlink == 1:
 		case n.firstDir == dir && n.firstName == name:
-			p.nid[n] = nid
+			if n.mode&unix.S_IFMT == unix.S_IFLNK {
+				if _, _, err := p.indexed(nid, unix.S_IFLNK); err != nil {
+					return 0, err
+				}
+			}
+			if n.nlink > 1 {
+				p.nid[n] = nid
+			}
 		default:
 			p.later = append(p.later, laterName{off + int64(i*direntSize), n})
 		}
@@ -147,8 +158,42 @@ func (p *patcher) block(dir *inode, block []byte, off int64) (seen int, err erro
 	return seen, nil
 }
 
-// entries finds where the entries of a directory are in the image.
-func (p *patcher) entries(nid uint64) (off, size int64, err error) {
+// indexed finds the content of a directory or symbolic link, which it moves to
+// behind the inodes if it is before them.
+func (p *patcher) indexed(nid uint64, kind uint16) (off, size int64, err error) {
+	off, size, err = p.content(nid, kind)
+	if err == nil && off < p.meta && size > 0 {
+		off, err = p.move(nid, off, size)
+	}
+	return off, size, err
+}
+
+// move moves the blocks of an inode to the end of the image.
+func (p *patcher) move(nid uint64, off, size int64) (to int64, err error) {
+	blocks := make([]byte, (size+blockSize-1)/blockSize*blockSize)
+	if _, err := p.f.ReadAt(blocks, off); err != nil {
+		return 0, fmt.Errorf("read blocks: %w", err)
+	}
+	to = p.size
+	if to%blockSize != 0 || to/blockSize+int64(len(blocks))/blockSize > math.MaxUint32 {
+		return 0, errFormat
+	}
+	if _, err := p.f.WriteAt(blocks, to); err != nil {
+		return 0, err
+	}
+	p.size += int64(len(blocks))
+	var start [4]byte
+	binary.LittleEndian.PutUint32(start[:], uint32(to/blockSize))
+	if _, err := p.f.WriteAt(start[:], p.meta+int64(nid)*inodeSlot+inodeStart); err != nil {
+		return 0, err
+	}
+	clear(blocks)
+	_, err = p.f.WriteAt(blocks, off)
+	return to, err
+}
+
+// content finds where the content of an inode of this kind is in the image.
+func (p *patcher) content(nid uint64, kind uint16) (off, size int64, err error) {
 	pos := p.meta + int64(nid)*inodeSlot
 	var inode [64]byte
 	if pos < 0 || pos+inodeSlot > p.size {
@@ -158,7 +203,7 @@ func (p *patcher) entries(nid uint64) (off, size int64, err error) {
 		return 0, 0, err
 	}
 	format := binary.LittleEndian.Uint16(inode[0:])
-	if binary.LittleEndian.Uint16(inode[4:])&unix.S_IFMT != unix.S_IFDIR {
+	if binary.LittleEndian.Uint16(inode[4:])&unix.S_IFMT != kind {
 		return 0, 0, errFormat
 	}
 	core := int64(32)
@@ -173,7 +218,7 @@ func (p *patcher) entries(nid uint64) (off, size int64, err error) {
 	}
 	switch format >> layoutShift & 7 {
 	case flatPlain:
-		off = int64(binary.LittleEndian.Uint32(inode[16:])) * blockSize
+		off = int64(binary.LittleEndian.Uint32(inode[inodeStart:])) * blockSize
 	case flatInline:
 		off = pos + core + xattrs
 	default:

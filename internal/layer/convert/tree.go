@@ -35,11 +35,10 @@ type inode struct {
 	pruned   int               // last layer whose whiteouts were applied to everything below
 
 	// Set by finish. The first name is the one that carries the content of an
-	// inode with several; links says that a directory leads to such names.
+	// inode with several.
 	names     []string // of a directory: its children, sorted
 	firstDir  *inode
 	firstName string
-	links     bool
 }
 
 // dirent is one name of an inode.
@@ -254,11 +253,7 @@ func (t *tree) checkMountPoints() error {
 // finish sorts the names, counts links and settles which name of an inode is
 // its first. The tree does not change afterwards.
 func (t *tree) finish() error {
-	if err := t.finishDir(t.root, 0); err != nil {
-		return err
-	}
-	markLinks(t.root)
-	return nil
+	return t.finishDir(t.root, 0)
 }
 
 func (t *tree) finishDir(dir *inode, pathLen int) error {
@@ -287,13 +282,4 @@ func (t *tree) finishDir(dir *inode, pathLen int) error {
 		}
 	}
 	return nil
-}
-
-func markLinks(dir *inode) bool {
-	for _, e := range dir.children {
-		if e.n.isDir() && markLinks(e.n) || !e.n.isDir() && e.n.nlink > 1 {
-			dir.links = true
-		}
-	}
-	return dir.links
 }

@@ -1,0 +1,250 @@
+// Package dirblob keeps blobs as files in a directory: of a local disk, or of a
+// file system that all nodes share (3FS, NFS, JuiceFS, CephFS).
+//
+// A blob's key is its path. A blob is written under another name, synced, and
+// then gets its own by one step that replaces nothing, so that no reader on any
+// host sees part of it. What dead writers leave is swept.
+//
+// A shared file system may hang or come back as another mount. So no call waits
+// for a system call longer than its context or the store's timeout, how many wait
+// is bounded, and a directory whose handle went stale is opened anew.
+package dirblob
+
+import (
+	"context"
+	"errors"
+	"os"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/layer/blob"
+)
+
+// Store is a blob.Store, blob.Opener and blob.Linker.
+type Store struct {
+	path   string
+	writer string // how the names of this process's unfinished files begin
+	calls  calls
+	noMove atomic.Bool // renameat2 cannot do what is asked of it here
+
+	mu   sync.Mutex
+	root *os.File // never closed while somebody may use it: its finalizer does
+	id   string   // what the directory's idFile holds; empty where it could not be written
+}
+
+// Close gives the directory's descriptor back, once no call is under way.
+func (s *Store) Close() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.root.Close()
+}
+
+var (
+	_ blob.Store  = (*Store)(nil)
+	_ blob.Opener = (*Store)(nil)
+	_ blob.Linker = (*Store)(nil)
+)
+
+const (
+	tempDir = ".tmp"     // unfinished files; no key begins with a dot
+	idFile  = ".dsec-id" // tells this directory from one that is in its place
+
+	dirMode  = 0o700
+	fileMode = 0o600
+)
+
+// Open opens the store in dir, which is made if missing, and sweeps it. One that
+// is read-only is no error: Put will tell.
+func Open(dir string) (*Store, error) {
+	writer, err := writerName()
+	if err != nil {
+		return nil, dsec.Errorf(dsec.CodeInternal, "blob store: this process has no name: %w", err)
+	}
+	s := &Store{path: dir, writer: writer, calls: newCalls(callTimeout)}
+	ctx := context.Background()
+	_, err = call(ctx, &s.calls, callTimeout, func() (struct{}, error) { return struct{}{}, s.prepare() }, nil)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.Sweep(ctx); err != nil && dsec.CodeOf(err) != dsec.CodeUnsupported {
+		return nil, err
+	}
+	return s, nil
+}
+
+// prepare makes what a store has beside its blobs, and opens it.
+func (s *Store) prepare() error {
+	if err := os.MkdirAll(s.path, dirMode); err != nil {
+		return storeError(writing, err)
+	}
+	root, err := openRoot(s.path)
+	if err != nil {
+		return storeError(reading, err)
+	}
+	err = mkdir(root, tempDir)
+	if err == nil {
+		err = writeID(root)
+	}
+	if err != nil && !isReadOnly(err) {
+		return storeError(writing, err)
+	}
+	s.root = root
+	s.id, err = readID(root)
+	return storeError(reading, err)
+}
+
+// dir is the open directory of the store.
+func (s *Store) dir() *os.File {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.root
+}
+
+// withDir calls f with the store's directory, and once more where its handle went
+// stale and the directory could be opened anew.
+func (s *Store) withDir(f func(root *os.File) error) error {
+	root := s.dir()
+	err := f(root)
+	if isStale(err) && s.reopen(root) {
+		root = s.dir()
+		err = f(root)
+	}
+	runtime.KeepAlive(root)
+	return err
+}
+
+// reopen puts a new handle in the place of old, unless that was done already. It
+// reports whether there is one: what is at the store's path now may be another
+// directory, as where a file system is no longer mounted.
+func (s *Store) reopen(old *os.File) bool {
+	if s.dir() != old {
+		return true
+	}
+	root, err := openRoot(s.path)
+	if err != nil {
+		return false
+	}
+	if id, err := readID(root); err != nil || id != s.id {
+		_ = root.Close()
+		return false
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.root == old {
+		s.root = root
+	}
+	return true
+}
+
+// Stat implements blob.Store.
+func (s *Store) Stat(ctx context.Context, key string) (blob.Info, error) {
+	if err := blob.CheckKey(key); err != nil {
+		return blob.Info{}, err
+	}
+	return call(ctx, &s.calls, s.calls.timeout, func() (info blob.Info, err error) {
+		err = s.withDir(func(root *os.File) error {
+			info, err = stat(root, key)
+			return err
+		})
+		return info, storeError(reading, err)
+	}, nil)
+}
+
+func stat(root *os.File, key string) (blob.Info, error) {
+	f, err := openBeneath(root, key, unix.O_PATH, 0)
+	if err != nil {
+		return blob.Info{}, err
+	}
+	defer f.Close()
+	return infoOf(f, key)
+}
+
+// infoOf tells of an open blob, and that it is none.
+func infoOf(f *os.File, key string) (blob.Info, error) {
+	var st unix.Stat_t
+	if err := retry(func() error { return unix.Fstat(int(f.Fd()), &st) }); err != nil {
+		return blob.Info{}, err
+	}
+	if st.Mode&unix.S_IFMT == unix.S_IFDIR {
+		return blob.Info{}, unix.ENOENT // the directory of other keys
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG {
+		return blob.Info{}, errNotABlob
+	}
+	return infoFrom(key, &st), nil
+}
+
+func infoFrom(key string, st *unix.Stat_t) blob.Info {
+	return blob.Info{Key: key, Size: st.Size, Created: time.Unix(st.Mtim.Unix()).UTC()}
+}
+
+// Open implements blob.Opener. It waits as long as the store's timeout.
+func (s *Store) Open(key string) (*os.File, error) {
+	if err := blob.CheckKey(key); err != nil {
+		return nil, err
+	}
+	return call(context.Background(), &s.calls, s.calls.timeout, func() (f *os.File, err error) {
+		err = s.withDir(func(root *os.File) error {
+			f, err = openBlob(root, key)
+			return err
+		})
+		return f, storeError(reading, err)
+	}, closeLate)
+}
+
+func closeLate(f *os.File) {
+	if f != nil {
+		_ = f.Close()
+	}
+}
+
+// openBlob opens a blob and nothing else: a pipe would not even be waited for.
+func openBlob(root *os.File, key string) (*os.File, error) {
+	f, err := openBeneath(root, key, unix.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := infoOf(f, key); err != nil {
+		_ = f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// Delete implements blob.Store.
+func (s *Store) Delete(ctx context.Context, key string) error {
+	if err := blob.CheckKey(key); err != nil {
+		return err
+	}
+	_, err := call(ctx, &s.calls, s.calls.timeout, func() (struct{}, error) {
+		err := s.withDir(func(root *os.File) error { return remove(root, key) })
+		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) {
+			err = nil
+		}
+		return struct{}{}, storeError(writing, err)
+	}, nil)
+	return err
+}
+
+// remove is durable, so that of two blobs the one that was deleted first is not
+// there again, after a loss of power, without the other.
+func remove(root *os.File, key string) error {
+	parent, name, err := openParent(root, key)
+	if err != nil {
+		return err
+	}
+	defer parent.Close()
+	err = retry(func() error { return unix.Unlinkat(int(parent.Fd()), name, 0) })
+	if errors.Is(err, unix.EISDIR) {
+		return nil // the directory of other keys is no blob
+	}
+	if err != nil {
+		return err
+	}
+	return syncDir(parent)
+}
