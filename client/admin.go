@@ -5,6 +5,7 @@ import (
 	"io"
 	"time"
 
+	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/opendsec/dsec"
@@ -156,4 +157,30 @@ func (c *Client) Keys(ctx context.Context) ([]Key, error) {
 func (c *Client) RevokeKey(ctx context.Context, id string) error {
 	_, err := call(ctx, c, c.admin.RevokeKey, &dsecv1.RevokeKeyRequest{Id: id}, dsec.Retryable)
 	return err
+}
+
+// StoredLayer is a layer as the store has it.
+type StoredLayer struct {
+	Digest  string    `json:"digest"`
+	Size    int64     `json:"size"` // bytes that it takes in the store
+	Created time.Time `json:"created"`
+}
+
+// DefaultCollectAge is the age below which layers without a name stay.
+const DefaultCollectAge = time.Hour
+
+// CollectLayers removes the layers from the store that were stored more than age
+// ago and that no name of any project and no sandbox refers to; the server does so
+// by itself every few hours. kept counts those that stay. With dryRun nothing is
+// removed. It needs an admin key.
+func (c *Client) CollectLayers(ctx context.Context, age time.Duration, dryRun bool) (removed []StoredLayer, kept int64, err error) {
+	res, err := call(ctx, c, c.admin.CollectLayers, &dsecv1.CollectLayersRequest{MinAge: durationpb.New(age), DryRun: dryRun}, dsec.Retryable)
+	if err != nil {
+		return nil, 0, err
+	}
+	removed = make([]StoredLayer, len(res.Removed))
+	for i, l := range res.Removed {
+		removed[i] = StoredLayer{Digest: l.Digest, Size: l.Size, Created: timeOf(l.Created)}
+	}
+	return removed, res.Kept, nil
 }

@@ -76,9 +76,10 @@ var rows = map[string]row{
 	dsecv1connect.LayerServiceTagLayerProcedure:     {body: `{"name":"none","newName":"n"}`},
 	dsecv1connect.LayerServiceRemoveLayerProcedure:  {body: `{"name":"none"}`},
 
-	dsecv1connect.AdminServiceCreateKeyProcedure: {body: `{"project":"z"}`, admin: true},
-	dsecv1connect.AdminServiceListKeysProcedure:  {body: `{}`, admin: true},
-	dsecv1connect.AdminServiceRevokeKeyProcedure: {body: `{"id":"000000000000"}`, admin: true},
+	dsecv1connect.AdminServiceCreateKeyProcedure:     {body: `{"project":"z"}`, admin: true},
+	dsecv1connect.AdminServiceListKeysProcedure:      {body: `{}`, admin: true},
+	dsecv1connect.AdminServiceRevokeKeyProcedure:     {body: `{"id":"000000000000"}`, admin: true},
+	dsecv1connect.AdminServiceCollectLayersProcedure: {body: `{"dryRun":true}`, admin: true},
 }
 
 // mayFail are the routes whose body in rows does not succeed: it names what is

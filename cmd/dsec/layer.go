@@ -147,3 +147,29 @@ func runLayerTag(ctx context.Context, e *env, args []string) error {
 func runLayerRemove(ctx context.Context, e *env, args []string) error {
 	return forEach(ctx, e, args, "layer remove", "removed", (*client.Client).RemoveLayer)
 }
+
+func runLayerGC(ctx context.Context, e *env, args []string) error {
+	f := clientFlags(e, "layer gc")
+	minAge := client.DefaultCollectAge
+	f.Var(span{&minAge}, "min-age", "layers stored less than `DURATION` ago stay: an import may not have named them yet")
+	dry := f.Bool("dry-run", false, "only show what would be removed")
+	c, _, err := f.connect(args, 0, 0, 0)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	removed, kept, err := c.CollectLayers(ctx, minAge, *dry)
+	if err != nil {
+		return err
+	}
+	rows, freed := [][]string{}, int64(0)
+	for _, l := range removed {
+		rows = append(rows, []string{l.Digest, units.Bytes(l.Size), age(l.Created)})
+		freed += l.Size
+	}
+	return f.print(struct {
+		Removed []client.StoredLayer `json:"removed"`
+		Freed   int64                `json:"freed_bytes"`
+		Kept    int64                `json:"kept"`
+	}{removed, freed, kept}, "", rows)
+}

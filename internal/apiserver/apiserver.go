@@ -11,6 +11,7 @@ import (
 	"context"
 	"log/slog"
 	"net/http"
+	"sync"
 
 	"connectrpc.com/connect"
 	"github.com/prometheus/client_golang/prometheus"
@@ -46,6 +47,7 @@ type Server struct {
 
 	stopping context.Context // ended by Stopping
 	stop     context.CancelFunc
+	work     sync.WaitGroup // what runs until stopping ends
 }
 
 // New makes a Server. Close it before what it was made of.
@@ -55,14 +57,16 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 		return nil, err
 	}
 	stopping, stop := context.WithCancel(context.WithoutCancel(ctx))
-	return &Server{
+	s := &Server{
 		stopping: stopping, stop: stop,
 		iam:     cfg.IAM,
 		edges:   cfg.Edges,
 		layers:  layers,
 		log:     cfg.Log.With("component", "apiserver"),
 		metrics: newMetrics(cfg.Metrics),
-	}, nil
+	}
+	s.work.Go(func() { s.collectAtTimes(stopping) })
+	return s, nil
 }
 
 // Stopping ends the streams that wait for their client's next request, so that
@@ -75,6 +79,7 @@ func (s *Server) Ready() error { return s.edges.Ready() }
 // Close ends what the server runs for itself.
 func (s *Server) Close() {
 	s.stop()
+	s.work.Wait()
 	s.layers.close()
 }
 

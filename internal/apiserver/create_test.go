@@ -326,19 +326,26 @@ func TestImportThatRacesARemovalFails(t *testing.T) {
 	layer := tag{Digest: "sha256:" + strings.Repeat("b", 64)}
 	began, err := s.Revision(t.Context())
 	check(t, err)
-	unnamed, err := names.unnamed(t.Context(), layer.Digest)
+	unnamed, done, err := names.dropping(t.Context(), layer.Digest)
 	if err != nil || !unnamed {
 		t.Fatalf("%v, %v", unnamed, err)
 	}
 	if err := names.set(t.Context(), "a", "x:latest", layer, began); codeOf(err) != dsec.CodeUnavailable {
 		t.Errorf("set: %v", err)
 	}
+	// One that began meanwhile may have found what is half removed.
 	began, err = s.Revision(t.Context())
 	check(t, err)
+	if err := names.set(t.Context(), "a", "x:latest", layer, began); codeOf(err) != dsec.CodeUnavailable {
+		t.Errorf("set while it is dropped: %v", err)
+	}
+	done()
 	check(t, names.set(t.Context(), "a", "x:latest", layer, began))
-	if unnamed, err := names.unnamed(t.Context(), layer.Digest); err != nil || unnamed {
+	unnamed, done, err = names.dropping(t.Context(), layer.Digest)
+	if err != nil || unnamed {
 		t.Errorf("after set: %v, %v", unnamed, err)
 	}
+	done()
 }
 
 func TestCanceledContextIsTheCallers(t *testing.T) {

@@ -4,14 +4,12 @@ import (
 	"context"
 	"fmt"
 	"strings"
-	"time"
 
 	"connectrpc.com/connect"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/watcher"
 	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
-	"github.com/opendsec/dsec/proto/dsec/v1/dsecv1connect"
 )
 
 type layerService struct{ s *Server }
@@ -31,7 +29,7 @@ func (l layerService) ImportLayer(ctx context.Context, in *connect.ClientStream[
 	if err != nil {
 		return nil, err
 	}
-	edge, err := l.builder()
+	edge, err := l.s.builder()
 	if err != nil {
 		return nil, err
 	}
@@ -71,10 +69,10 @@ func (l layerService) give(ctx context.Context, project, name string, t, old tag
 	return nil
 }
 
-// builder is any edge that answers.
-func (l layerService) builder() (*watcher.Edge, error) {
-	for _, n := range l.s.edges.Nodes() {
-		if e, ok := l.s.edges.Edge(n.ID); ok && n.Healthy && !n.Draining {
+// builder is any edge that answers: all share the store.
+func (s *Server) builder() (*watcher.Edge, error) {
+	for _, n := range s.edges.Nodes() {
+		if e, ok := s.edges.Edge(n.ID); ok && n.Healthy && !n.Draining {
 			return e, nil
 		}
 	}
@@ -154,18 +152,9 @@ func (l layerService) RemoveLayer(ctx context.Context, req *connect.Request[dsec
 }
 
 // drop removes a layer that has no name left. Where a sandbox still uses it,
-// or no edge answers, it stays, to be dropped by the next removal of its name.
+// or no edge answers, it stays, to be collected.
 func (l layerService) drop(ctx context.Context, digest string) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
-	defer cancel()
-	unnamed, err := l.s.layers.unnamed(ctx, digest)
-	if err == nil && unnamed {
-		var edge *watcher.Edge
-		if edge, err = l.builder(); err == nil {
-			_, err = forward(ctx, edgeClient(edge), dsecv1connect.EdgeServiceClient.DropLayer, &dsecv1.DropLayerRequest{Digest: digest})
-		}
-	}
-	if err != nil {
+	if _, err := l.s.dropUnnamed(ctx, digest); err != nil {
 		l.s.log.Info("layer without a name stays", "digest", digest, "err", err)
 	}
 }

@@ -17,9 +17,11 @@ import (
 )
 
 const (
-	tagPrefix     = "tags/"    // <project>/<name>:<tag>
-	droppedPrefix = "dropped/" // <digest>, for as long as an import may take
-	droppedFor    = 24 * time.Hour
+	tagPrefix      = "tags/"    // <project>/<name>:<tag>
+	droppedPrefix  = "dropped/" // <digest>, for as long as an import may take
+	droppedFor     = 24 * time.Hour
+	droppingPrefix = "dropping/" // <digest>, while it is being removed
+	droppingFor    = 2 * dropTimeout
 )
 
 // tag is the document of one name: a project's word for a layer, with what
@@ -109,10 +111,10 @@ func (l *layerNames) find(project, field, ref string) (tag, error) {
 }
 
 // set names a layer whose import began at store revision began. It fails where
-// the layer was dropped since: the import may have found it there and not
-// stored it again.
+// the layer was dropped since, or is being dropped: the import may have found it
+// there and not stored it again.
 func (l *layerNames) set(ctx context.Context, project, name string, t tag, began int64) error {
-	rev, err := store.PutIf(ctx, l.store, tagPrefix+project+"/"+name, t, store.UnchangedSince(droppedPrefix+t.Digest, began))
+	rev, err := store.PutIf(ctx, l.store, tagPrefix+project+"/"+name, t, store.UnchangedSince(droppedPrefix+t.Digest, began), store.Absent(droppingPrefix+t.Digest))
 	if err != nil {
 		if dsec.CodeOf(err) == dsec.CodeConflict {
 			return dsec.Errorf(dsec.CodeUnavailable, "the same layer was being removed; import it again")
@@ -130,23 +132,35 @@ func (l *layerNames) remove(ctx context.Context, project, name string) error {
 	return l.tags.Wait(ctx, rev)
 }
 
-// unnamed reports whether no project has a name for digest, after marking it
-// as dropped: an import that is under way either named it before the mark, and
-// is seen here, or sees the mark and fails.
-func (l *layerNames) unnamed(ctx context.Context, digest string) (bool, error) {
-	if _, err := store.PutFor(ctx, l.store, droppedPrefix+digest, time.Now().UTC(), droppedFor); err != nil {
-		return false, err
+// dropping marks a layer as being dropped, until done is called, and reports
+// whether no project has a name for it. An import that is under way either named
+// it before the marks, and is seen here, or sees one of them and fails; so does one
+// that begins before done.
+func (l *layerNames) dropping(ctx context.Context, digest string) (unnamed bool, done func(), err error) {
+	now := time.Now().UTC()
+	if _, err := store.PutFor(ctx, l.store, droppingPrefix+digest, now, droppingFor); err != nil {
+		return false, nil, err
+	}
+	done = func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), dropTimeout)
+		defer cancel()
+		_, _ = l.store.Delete(ctx, droppingPrefix+digest) // else it goes by itself
+	}
+	if _, err := store.PutFor(ctx, l.store, droppedPrefix+digest, now, droppedFor); err != nil {
+		done()
+		return false, nil, err
 	}
 	tags, err := store.List[tag](ctx, l.store, tagPrefix)
 	if err != nil {
-		return false, err
+		done()
+		return false, nil, err
 	}
 	for _, t := range tags {
 		if t.Digest == digest {
-			return false, nil
+			return false, done, nil
 		}
 	}
-	return true, nil
+	return true, done, nil
 }
 
 // names are those that a project has for a layer, sorted.

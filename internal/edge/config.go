@@ -101,6 +101,8 @@ type Layers interface {
 	Build(ctx context.Context, opt layer.BuildOptions, archive io.Reader) (layer.Meta, []string, error)
 	// Remove removes a layer; conflict while it is held.
 	Remove(ctx context.Context, digest string) error
+	// Sweep gives the layers in the store, and removes what is of none of them.
+	Sweep(ctx context.Context, age time.Duration) ([]layer.Stored, error)
 }
 
 func (c Config) withDefaults() Config {

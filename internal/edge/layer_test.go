@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"connectrpc.com/connect"
 
@@ -76,6 +77,8 @@ func (l *layers) Build(_ context.Context, opt layer.BuildOptions, r io.Reader) (
 	l.metas[m.Digest] = m
 	return m, []string{"selected " + opt.Select}, nil
 }
+
+func (l *layers) Sweep(context.Context, time.Duration) ([]layer.Stored, error) { return nil, nil }
 
 func (l *layers) Remove(ctx context.Context, digest string) error {
 	if _, err := l.Get(ctx, digest); err != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"connectrpc.com/connect"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/layer"
@@ -50,4 +51,28 @@ func (v service) DropLayer(ctx context.Context, req *connect.Request[dsecv1.Drop
 		return nil, errNoLayers
 	}
 	return respond(new(dsecv1.DropLayerResponse), v.e.cfg.Layers.Remove(ctx, req.Msg.Digest))
+}
+
+// SweepLayers lists what the store has, and removes from it what is of no layer.
+func (v service) SweepLayers(ctx context.Context, req *connect.Request[dsecv1.SweepLayersRequest]) (*connect.Response[dsecv1.SweepLayersResponse], error) {
+	if err := v.enter(req.Header().Get(projectHeader)); err != nil {
+		return nil, err
+	}
+	defer v.e.end()
+	if v.e.cfg.Layers == nil {
+		return nil, errNoLayers
+	}
+	age := req.Msg.Age.AsDuration()
+	if !req.Msg.Age.IsValid() || age < 0 {
+		return nil, dsec.Invalid("age", "want 0s or more")
+	}
+	stored, err := v.e.cfg.Layers.Sweep(ctx, age)
+	if err != nil {
+		return nil, err
+	}
+	res := new(dsecv1.SweepLayersResponse)
+	for _, l := range stored {
+		res.Layers = append(res.Layers, &dsecv1.StoredLayer{Digest: l.Digest, Size: l.Size, Created: timestamppb.New(l.Created)})
+	}
+	return connect.NewResponse(res), nil
 }

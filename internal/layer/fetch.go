@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path"
 	"time"
 
 	"github.com/opendsec/dsec"
@@ -233,32 +232,4 @@ func (s *Store) openData(ctx context.Context, meta Meta) (*os.File, error) {
 		return nil, storeError("read chunks", err)
 	}
 	return s.opt.Lazy.Open(ctx, LazyFile{Key: key, Size: meta.DataSize, ChunkSize: meta.ChunkSize, Hashes: hashes})
-}
-
-// Sweep removes from the blob store what is of no layer, and was stored longer
-// than age ago: parts whose manifest an import or a removal did not get to.
-func (s *Store) Sweep(ctx context.Context, age time.Duration) error {
-	before := time.Now().Add(-age)
-	parts := map[string][]string{} // by the layer's part of the key
-	whole := map[string]bool{}
-	err := s.blobs.List(ctx, layersPrefix, func(b blob.Info) error {
-		layer, part := path.Split(b.Key)
-		parts[layer] = append(parts[layer], b.Key)
-		whole[layer] = whole[layer] || part == partManifest || b.Created.After(before)
-		return nil
-	})
-	if err != nil {
-		return err
-	}
-	for layer, keys := range parts {
-		if whole[layer] {
-			continue
-		}
-		for _, key := range keys {
-			if err := s.blobs.Delete(ctx, key); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
 }

@@ -83,7 +83,7 @@ func Open(dir string, opt Options) (*Store, error) {
 		err = s.load()
 	}
 	if err == nil && s.opt.Blobs == nil { // nobody else stores anything there
-		err = s.Sweep(context.Background(), 0)
+		_, err = s.Sweep(context.Background(), 0)
 	}
 	if err != nil {
 		_ = lock.Close()

@@ -433,20 +433,6 @@ async def test_upload_that_is_refused_early(
             await call
 
 
-async def test_keys(client: DSecClient, server: Server) -> None:
-    made = await client.create_key("other")
-    assert made.secret.startswith("e2b_")
-    assert made.key.id in {k.id for k in await client.list_keys()}
-    async with DSecClient(server.url, made.secret) as other:
-        with pytest.raises(libdsec.DeniedError):
-            await other.list_keys()
-    await client.revoke_key(made.key.id)
-    late = DSecClient(server.url, made.secret)
-    with pytest.raises(libdsec.UnauthenticatedError):
-        await late.open()
-    await late.close()
-
-
 async def test_other_projects_sandbox_is_not_found(
     client: DSecClient, server: Server, sandbox: Sandbox
 ) -> None:

@@ -9,6 +9,7 @@ package dsecv1
 import (
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
+	durationpb "google.golang.org/protobuf/types/known/durationpb"
 	timestamppb "google.golang.org/protobuf/types/known/timestamppb"
 	reflect "reflect"
 	sync "sync"
@@ -364,11 +365,119 @@ func (*RevokeKeyResponse) Descriptor() ([]byte, []int) {
 	return file_dsec_v1_admin_proto_rawDescGZIP(), []int{6}
 }
 
+type CollectLayersRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Layers stored less than this ago stay: they may be of an import that has not
+	// named them yet. Unset is 1 h.
+	MinAge *durationpb.Duration `protobuf:"bytes,1,opt,name=min_age,json=minAge,proto3" json:"min_age,omitempty"`
+	// Only tell what would be removed; of these, some may be in use by sandboxes.
+	DryRun        bool `protobuf:"varint,2,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CollectLayersRequest) Reset() {
+	*x = CollectLayersRequest{}
+	mi := &file_dsec_v1_admin_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CollectLayersRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CollectLayersRequest) ProtoMessage() {}
+
+func (x *CollectLayersRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_admin_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CollectLayersRequest.ProtoReflect.Descriptor instead.
+func (*CollectLayersRequest) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_admin_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *CollectLayersRequest) GetMinAge() *durationpb.Duration {
+	if x != nil {
+		return x.MinAge
+	}
+	return nil
+}
+
+func (x *CollectLayersRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+type CollectLayersResponse struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Removed []*StoredLayer         `protobuf:"bytes,1,rep,name=removed,proto3" json:"removed,omitempty"`
+	// Layers that stay.
+	Kept          int64 `protobuf:"varint,2,opt,name=kept,proto3" json:"kept,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CollectLayersResponse) Reset() {
+	*x = CollectLayersResponse{}
+	mi := &file_dsec_v1_admin_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CollectLayersResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CollectLayersResponse) ProtoMessage() {}
+
+func (x *CollectLayersResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_admin_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CollectLayersResponse.ProtoReflect.Descriptor instead.
+func (*CollectLayersResponse) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_admin_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *CollectLayersResponse) GetRemoved() []*StoredLayer {
+	if x != nil {
+		return x.Removed
+	}
+	return nil
+}
+
+func (x *CollectLayersResponse) GetKept() int64 {
+	if x != nil {
+		return x.Kept
+	}
+	return 0
+}
+
 var File_dsec_v1_admin_proto protoreflect.FileDescriptor
 
 const file_dsec_v1_admin_proto_rawDesc = "" +
 	"\n" +
-	"\x13dsec/v1/admin.proto\x12\adsec.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xb1\x01\n" +
+	"\x13dsec/v1/admin.proto\x12\adsec.v1\x1a\x13dsec/v1/layer.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xb1\x01\n" +
 	"\x03Key\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
 	"\aproject\x18\x02 \x01(\tR\aproject\x124\n" +
@@ -386,11 +495,18 @@ const file_dsec_v1_admin_proto_rawDesc = "" +
 	"\x04keys\x18\x01 \x03(\v2\f.dsec.v1.KeyR\x04keys\"\"\n" +
 	"\x10RevokeKeyRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"\x13\n" +
-	"\x11RevokeKeyResponse2\xdc\x01\n" +
+	"\x11RevokeKeyResponse\"c\n" +
+	"\x14CollectLayersRequest\x122\n" +
+	"\amin_age\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x06minAge\x12\x17\n" +
+	"\adry_run\x18\x02 \x01(\bR\x06dryRun\"[\n" +
+	"\x15CollectLayersResponse\x12.\n" +
+	"\aremoved\x18\x01 \x03(\v2\x14.dsec.v1.StoredLayerR\aremoved\x12\x12\n" +
+	"\x04kept\x18\x02 \x01(\x03R\x04kept2\xb1\x02\n" +
 	"\fAdminService\x12B\n" +
 	"\tCreateKey\x12\x19.dsec.v1.CreateKeyRequest\x1a\x1a.dsec.v1.CreateKeyResponse\x12D\n" +
 	"\bListKeys\x12\x18.dsec.v1.ListKeysRequest\x1a\x19.dsec.v1.ListKeysResponse\"\x03\x90\x02\x02\x12B\n" +
-	"\tRevokeKey\x12\x19.dsec.v1.RevokeKeyRequest\x1a\x1a.dsec.v1.RevokeKeyResponseB/Z-github.com/opendsec/dsec/proto/dsec/v1;dsecv1b\x06proto3"
+	"\tRevokeKey\x12\x19.dsec.v1.RevokeKeyRequest\x1a\x1a.dsec.v1.RevokeKeyResponse\x12S\n" +
+	"\rCollectLayers\x12\x1d.dsec.v1.CollectLayersRequest\x1a\x1e.dsec.v1.CollectLayersResponse\"\x03\x90\x02\x02B/Z-github.com/opendsec/dsec/proto/dsec/v1;dsecv1b\x06proto3"
 
 var (
 	file_dsec_v1_admin_proto_rawDescOnce sync.Once
@@ -404,7 +520,7 @@ func file_dsec_v1_admin_proto_rawDescGZIP() []byte {
 	return file_dsec_v1_admin_proto_rawDescData
 }
 
-var file_dsec_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 7)
+var file_dsec_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
 var file_dsec_v1_admin_proto_goTypes = []any{
 	(*Key)(nil),                   // 0: dsec.v1.Key
 	(*CreateKeyRequest)(nil),      // 1: dsec.v1.CreateKeyRequest
@@ -413,25 +529,33 @@ var file_dsec_v1_admin_proto_goTypes = []any{
 	(*ListKeysResponse)(nil),      // 4: dsec.v1.ListKeysResponse
 	(*RevokeKeyRequest)(nil),      // 5: dsec.v1.RevokeKeyRequest
 	(*RevokeKeyResponse)(nil),     // 6: dsec.v1.RevokeKeyResponse
-	(*timestamppb.Timestamp)(nil), // 7: google.protobuf.Timestamp
+	(*CollectLayersRequest)(nil),  // 7: dsec.v1.CollectLayersRequest
+	(*CollectLayersResponse)(nil), // 8: dsec.v1.CollectLayersResponse
+	(*timestamppb.Timestamp)(nil), // 9: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 10: google.protobuf.Duration
+	(*StoredLayer)(nil),           // 11: dsec.v1.StoredLayer
 }
 var file_dsec_v1_admin_proto_depIdxs = []int32{
-	7, // 0: dsec.v1.Key.created:type_name -> google.protobuf.Timestamp
-	7, // 1: dsec.v1.Key.expires:type_name -> google.protobuf.Timestamp
-	7, // 2: dsec.v1.CreateKeyRequest.expires:type_name -> google.protobuf.Timestamp
-	0, // 3: dsec.v1.CreateKeyResponse.key:type_name -> dsec.v1.Key
-	0, // 4: dsec.v1.ListKeysResponse.keys:type_name -> dsec.v1.Key
-	1, // 5: dsec.v1.AdminService.CreateKey:input_type -> dsec.v1.CreateKeyRequest
-	3, // 6: dsec.v1.AdminService.ListKeys:input_type -> dsec.v1.ListKeysRequest
-	5, // 7: dsec.v1.AdminService.RevokeKey:input_type -> dsec.v1.RevokeKeyRequest
-	2, // 8: dsec.v1.AdminService.CreateKey:output_type -> dsec.v1.CreateKeyResponse
-	4, // 9: dsec.v1.AdminService.ListKeys:output_type -> dsec.v1.ListKeysResponse
-	6, // 10: dsec.v1.AdminService.RevokeKey:output_type -> dsec.v1.RevokeKeyResponse
-	8, // [8:11] is the sub-list for method output_type
-	5, // [5:8] is the sub-list for method input_type
-	5, // [5:5] is the sub-list for extension type_name
-	5, // [5:5] is the sub-list for extension extendee
-	0, // [0:5] is the sub-list for field type_name
+	9,  // 0: dsec.v1.Key.created:type_name -> google.protobuf.Timestamp
+	9,  // 1: dsec.v1.Key.expires:type_name -> google.protobuf.Timestamp
+	9,  // 2: dsec.v1.CreateKeyRequest.expires:type_name -> google.protobuf.Timestamp
+	0,  // 3: dsec.v1.CreateKeyResponse.key:type_name -> dsec.v1.Key
+	0,  // 4: dsec.v1.ListKeysResponse.keys:type_name -> dsec.v1.Key
+	10, // 5: dsec.v1.CollectLayersRequest.min_age:type_name -> google.protobuf.Duration
+	11, // 6: dsec.v1.CollectLayersResponse.removed:type_name -> dsec.v1.StoredLayer
+	1,  // 7: dsec.v1.AdminService.CreateKey:input_type -> dsec.v1.CreateKeyRequest
+	3,  // 8: dsec.v1.AdminService.ListKeys:input_type -> dsec.v1.ListKeysRequest
+	5,  // 9: dsec.v1.AdminService.RevokeKey:input_type -> dsec.v1.RevokeKeyRequest
+	7,  // 10: dsec.v1.AdminService.CollectLayers:input_type -> dsec.v1.CollectLayersRequest
+	2,  // 11: dsec.v1.AdminService.CreateKey:output_type -> dsec.v1.CreateKeyResponse
+	4,  // 12: dsec.v1.AdminService.ListKeys:output_type -> dsec.v1.ListKeysResponse
+	6,  // 13: dsec.v1.AdminService.RevokeKey:output_type -> dsec.v1.RevokeKeyResponse
+	8,  // 14: dsec.v1.AdminService.CollectLayers:output_type -> dsec.v1.CollectLayersResponse
+	11, // [11:15] is the sub-list for method output_type
+	7,  // [7:11] is the sub-list for method input_type
+	7,  // [7:7] is the sub-list for extension type_name
+	7,  // [7:7] is the sub-list for extension extendee
+	0,  // [0:7] is the sub-list for field type_name
 }
 
 func init() { file_dsec_v1_admin_proto_init() }
@@ -439,13 +563,14 @@ func file_dsec_v1_admin_proto_init() {
 	if File_dsec_v1_admin_proto != nil {
 		return
 	}
+	file_dsec_v1_layer_proto_init()
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dsec_v1_admin_proto_rawDesc), len(file_dsec_v1_admin_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   7,
+			NumMessages:   9,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -9,6 +9,7 @@ package dsecv1
 import (
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
+	durationpb "google.golang.org/protobuf/types/known/durationpb"
 	reflect "reflect"
 	sync "sync"
 	unsafe "unsafe"
@@ -555,11 +556,99 @@ func (*DropLayerResponse) Descriptor() ([]byte, []int) {
 	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{9}
 }
 
+type SweepLayersRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Age           *durationpb.Duration   `protobuf:"bytes,1,opt,name=age,proto3" json:"age,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SweepLayersRequest) Reset() {
+	*x = SweepLayersRequest{}
+	mi := &file_dsec_v1_edge_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SweepLayersRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SweepLayersRequest) ProtoMessage() {}
+
+func (x *SweepLayersRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_edge_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SweepLayersRequest.ProtoReflect.Descriptor instead.
+func (*SweepLayersRequest) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *SweepLayersRequest) GetAge() *durationpb.Duration {
+	if x != nil {
+		return x.Age
+	}
+	return nil
+}
+
+type SweepLayersResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Layers        []*StoredLayer         `protobuf:"bytes,1,rep,name=layers,proto3" json:"layers,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SweepLayersResponse) Reset() {
+	*x = SweepLayersResponse{}
+	mi := &file_dsec_v1_edge_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SweepLayersResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SweepLayersResponse) ProtoMessage() {}
+
+func (x *SweepLayersResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_edge_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SweepLayersResponse.ProtoReflect.Descriptor instead.
+func (*SweepLayersResponse) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *SweepLayersResponse) GetLayers() []*StoredLayer {
+	if x != nil {
+		return x.Layers
+	}
+	return nil
+}
+
 var File_dsec_v1_edge_proto protoreflect.FileDescriptor
 
 const file_dsec_v1_edge_proto_rawDesc = "" +
 	"\n" +
-	"\x12dsec/v1/edge.proto\x12\adsec.v1\x1a\x13dsec/v1/layer.proto\x1a\x15dsec/v1/sandbox.proto\x1a\x13dsec/v1/types.proto\"\r\n" +
+	"\x12dsec/v1/edge.proto\x12\adsec.v1\x1a\x13dsec/v1/layer.proto\x1a\x15dsec/v1/sandbox.proto\x1a\x13dsec/v1/types.proto\x1a\x1egoogle/protobuf/duration.proto\"\r\n" +
 	"\vInfoRequest\"\xdb\x02\n" +
 	"\fInfoResponse\x12\x17\n" +
 	"\aedge_id\x18\x01 \x01(\tR\x06edgeId\x12\x1f\n" +
@@ -596,7 +685,11 @@ const file_dsec_v1_edge_proto_rawDesc = "" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\"*\n" +
 	"\x10DropLayerRequest\x12\x16\n" +
 	"\x06digest\x18\x01 \x01(\tR\x06digest\"\x13\n" +
-	"\x11DropLayerResponse2\xce\x05\n" +
+	"\x11DropLayerResponse\"A\n" +
+	"\x12SweepLayersRequest\x12+\n" +
+	"\x03age\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x03age\"C\n" +
+	"\x13SweepLayersResponse\x12,\n" +
+	"\x06layers\x18\x01 \x03(\v2\x14.dsec.v1.StoredLayerR\x06layers2\x9d\x06\n" +
 	"\vEdgeService\x128\n" +
 	"\x04Info\x12\x14.dsec.v1.InfoRequest\x1a\x15.dsec.v1.InfoResponse\"\x03\x90\x02\x02\x12T\n" +
 	"\x0fCreateSandboxes\x12\x1f.dsec.v1.CreateSandboxesRequest\x1a .dsec.v1.CreateSandboxesResponse\x12M\n" +
@@ -609,7 +702,8 @@ const file_dsec_v1_edge_proto_rawDesc = "" +
 	"\bGetUsage\x12\x15.dsec.v1.UsageRequest\x1a\x16.dsec.v1.UsageResponse\"\x03\x90\x02\x02\x12N\n" +
 	"\n" +
 	"BuildLayer\x12\x1b.dsec.v1.ImportLayerRequest\x1a\x1c.dsec.v1.ImportLayerResponse\"\x03\x90\x02\x02(\x01\x12G\n" +
-	"\tDropLayer\x12\x19.dsec.v1.DropLayerRequest\x1a\x1a.dsec.v1.DropLayerResponse\"\x03\x90\x02\x02B/Z-github.com/opendsec/dsec/proto/dsec/v1;dsecv1b\x06proto3"
+	"\tDropLayer\x12\x19.dsec.v1.DropLayerRequest\x1a\x1a.dsec.v1.DropLayerResponse\"\x03\x90\x02\x02\x12M\n" +
+	"\vSweepLayers\x12\x1b.dsec.v1.SweepLayersRequest\x1a\x1c.dsec.v1.SweepLayersResponse\"\x03\x90\x02\x02B/Z-github.com/opendsec/dsec/proto/dsec/v1;dsecv1b\x06proto3"
 
 var (
 	file_dsec_v1_edge_proto_rawDescOnce sync.Once
@@ -623,7 +717,7 @@ func file_dsec_v1_edge_proto_rawDescGZIP() []byte {
 	return file_dsec_v1_edge_proto_rawDescData
 }
 
-var file_dsec_v1_edge_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
+var file_dsec_v1_edge_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
 var file_dsec_v1_edge_proto_goTypes = []any{
 	(*InfoRequest)(nil),             // 0: dsec.v1.InfoRequest
 	(*InfoResponse)(nil),            // 1: dsec.v1.InfoResponse
@@ -635,54 +729,62 @@ var file_dsec_v1_edge_proto_goTypes = []any{
 	(*FindRequestResponse)(nil),     // 7: dsec.v1.FindRequestResponse
 	(*DropLayerRequest)(nil),        // 8: dsec.v1.DropLayerRequest
 	(*DropLayerResponse)(nil),       // 9: dsec.v1.DropLayerResponse
-	(*Limits)(nil),                  // 10: dsec.v1.Limits
-	(*CreateRequest)(nil),           // 11: dsec.v1.CreateRequest
-	(*BatchCreateItem)(nil),         // 12: dsec.v1.BatchCreateItem
-	(*GetRequest)(nil),              // 13: dsec.v1.GetRequest
-	(*ListRequest)(nil),             // 14: dsec.v1.ListRequest
-	(*KillRequest)(nil),             // 15: dsec.v1.KillRequest
-	(*ExtendRequest)(nil),           // 16: dsec.v1.ExtendRequest
-	(*UsageRequest)(nil),            // 17: dsec.v1.UsageRequest
-	(*ImportLayerRequest)(nil),      // 18: dsec.v1.ImportLayerRequest
-	(*GetResponse)(nil),             // 19: dsec.v1.GetResponse
-	(*ListResponse)(nil),            // 20: dsec.v1.ListResponse
-	(*KillResponse)(nil),            // 21: dsec.v1.KillResponse
-	(*ExtendResponse)(nil),          // 22: dsec.v1.ExtendResponse
-	(*UsageResponse)(nil),           // 23: dsec.v1.UsageResponse
-	(*ImportLayerResponse)(nil),     // 24: dsec.v1.ImportLayerResponse
+	(*SweepLayersRequest)(nil),      // 10: dsec.v1.SweepLayersRequest
+	(*SweepLayersResponse)(nil),     // 11: dsec.v1.SweepLayersResponse
+	(*Limits)(nil),                  // 12: dsec.v1.Limits
+	(*CreateRequest)(nil),           // 13: dsec.v1.CreateRequest
+	(*BatchCreateItem)(nil),         // 14: dsec.v1.BatchCreateItem
+	(*durationpb.Duration)(nil),     // 15: google.protobuf.Duration
+	(*StoredLayer)(nil),             // 16: dsec.v1.StoredLayer
+	(*GetRequest)(nil),              // 17: dsec.v1.GetRequest
+	(*ListRequest)(nil),             // 18: dsec.v1.ListRequest
+	(*KillRequest)(nil),             // 19: dsec.v1.KillRequest
+	(*ExtendRequest)(nil),           // 20: dsec.v1.ExtendRequest
+	(*UsageRequest)(nil),            // 21: dsec.v1.UsageRequest
+	(*ImportLayerRequest)(nil),      // 22: dsec.v1.ImportLayerRequest
+	(*GetResponse)(nil),             // 23: dsec.v1.GetResponse
+	(*ListResponse)(nil),            // 24: dsec.v1.ListResponse
+	(*KillResponse)(nil),            // 25: dsec.v1.KillResponse
+	(*ExtendResponse)(nil),          // 26: dsec.v1.ExtendResponse
+	(*UsageResponse)(nil),           // 27: dsec.v1.UsageResponse
+	(*ImportLayerResponse)(nil),     // 28: dsec.v1.ImportLayerResponse
 }
 var file_dsec_v1_edge_proto_depIdxs = []int32{
 	2,  // 0: dsec.v1.InfoResponse.backends:type_name -> dsec.v1.BackendInfo
-	10, // 1: dsec.v1.InfoResponse.default_limits:type_name -> dsec.v1.Limits
-	10, // 2: dsec.v1.InfoResponse.max_limits:type_name -> dsec.v1.Limits
+	12, // 1: dsec.v1.InfoResponse.default_limits:type_name -> dsec.v1.Limits
+	12, // 2: dsec.v1.InfoResponse.max_limits:type_name -> dsec.v1.Limits
 	4,  // 3: dsec.v1.CreateSandboxesRequest.items:type_name -> dsec.v1.CreateSandboxesItem
-	11, // 4: dsec.v1.CreateSandboxesItem.request:type_name -> dsec.v1.CreateRequest
-	12, // 5: dsec.v1.CreateSandboxesResponse.items:type_name -> dsec.v1.BatchCreateItem
-	0,  // 6: dsec.v1.EdgeService.Info:input_type -> dsec.v1.InfoRequest
-	3,  // 7: dsec.v1.EdgeService.CreateSandboxes:input_type -> dsec.v1.CreateSandboxesRequest
-	6,  // 8: dsec.v1.EdgeService.FindRequest:input_type -> dsec.v1.FindRequestRequest
-	13, // 9: dsec.v1.EdgeService.GetSandbox:input_type -> dsec.v1.GetRequest
-	14, // 10: dsec.v1.EdgeService.ListSandboxes:input_type -> dsec.v1.ListRequest
-	15, // 11: dsec.v1.EdgeService.KillSandbox:input_type -> dsec.v1.KillRequest
-	16, // 12: dsec.v1.EdgeService.ExtendSandbox:input_type -> dsec.v1.ExtendRequest
-	17, // 13: dsec.v1.EdgeService.GetUsage:input_type -> dsec.v1.UsageRequest
-	18, // 14: dsec.v1.EdgeService.BuildLayer:input_type -> dsec.v1.ImportLayerRequest
-	8,  // 15: dsec.v1.EdgeService.DropLayer:input_type -> dsec.v1.DropLayerRequest
-	1,  // 16: dsec.v1.EdgeService.Info:output_type -> dsec.v1.InfoResponse
-	5,  // 17: dsec.v1.EdgeService.CreateSandboxes:output_type -> dsec.v1.CreateSandboxesResponse
-	7,  // 18: dsec.v1.EdgeService.FindRequest:output_type -> dsec.v1.FindRequestResponse
-	19, // 19: dsec.v1.EdgeService.GetSandbox:output_type -> dsec.v1.GetResponse
-	20, // 20: dsec.v1.EdgeService.ListSandboxes:output_type -> dsec.v1.ListResponse
-	21, // 21: dsec.v1.EdgeService.KillSandbox:output_type -> dsec.v1.KillResponse
-	22, // 22: dsec.v1.EdgeService.ExtendSandbox:output_type -> dsec.v1.ExtendResponse
-	23, // 23: dsec.v1.EdgeService.GetUsage:output_type -> dsec.v1.UsageResponse
-	24, // 24: dsec.v1.EdgeService.BuildLayer:output_type -> dsec.v1.ImportLayerResponse
-	9,  // 25: dsec.v1.EdgeService.DropLayer:output_type -> dsec.v1.DropLayerResponse
-	16, // [16:26] is the sub-list for method output_type
-	6,  // [6:16] is the sub-list for method input_type
-	6,  // [6:6] is the sub-list for extension type_name
-	6,  // [6:6] is the sub-list for extension extendee
-	0,  // [0:6] is the sub-list for field type_name
+	13, // 4: dsec.v1.CreateSandboxesItem.request:type_name -> dsec.v1.CreateRequest
+	14, // 5: dsec.v1.CreateSandboxesResponse.items:type_name -> dsec.v1.BatchCreateItem
+	15, // 6: dsec.v1.SweepLayersRequest.age:type_name -> google.protobuf.Duration
+	16, // 7: dsec.v1.SweepLayersResponse.layers:type_name -> dsec.v1.StoredLayer
+	0,  // 8: dsec.v1.EdgeService.Info:input_type -> dsec.v1.InfoRequest
+	3,  // 9: dsec.v1.EdgeService.CreateSandboxes:input_type -> dsec.v1.CreateSandboxesRequest
+	6,  // 10: dsec.v1.EdgeService.FindRequest:input_type -> dsec.v1.FindRequestRequest
+	17, // 11: dsec.v1.EdgeService.GetSandbox:input_type -> dsec.v1.GetRequest
+	18, // 12: dsec.v1.EdgeService.ListSandboxes:input_type -> dsec.v1.ListRequest
+	19, // 13: dsec.v1.EdgeService.KillSandbox:input_type -> dsec.v1.KillRequest
+	20, // 14: dsec.v1.EdgeService.ExtendSandbox:input_type -> dsec.v1.ExtendRequest
+	21, // 15: dsec.v1.EdgeService.GetUsage:input_type -> dsec.v1.UsageRequest
+	22, // 16: dsec.v1.EdgeService.BuildLayer:input_type -> dsec.v1.ImportLayerRequest
+	8,  // 17: dsec.v1.EdgeService.DropLayer:input_type -> dsec.v1.DropLayerRequest
+	10, // 18: dsec.v1.EdgeService.SweepLayers:input_type -> dsec.v1.SweepLayersRequest
+	1,  // 19: dsec.v1.EdgeService.Info:output_type -> dsec.v1.InfoResponse
+	5,  // 20: dsec.v1.EdgeService.CreateSandboxes:output_type -> dsec.v1.CreateSandboxesResponse
+	7,  // 21: dsec.v1.EdgeService.FindRequest:output_type -> dsec.v1.FindRequestResponse
+	23, // 22: dsec.v1.EdgeService.GetSandbox:output_type -> dsec.v1.GetResponse
+	24, // 23: dsec.v1.EdgeService.ListSandboxes:output_type -> dsec.v1.ListResponse
+	25, // 24: dsec.v1.EdgeService.KillSandbox:output_type -> dsec.v1.KillResponse
+	26, // 25: dsec.v1.EdgeService.ExtendSandbox:output_type -> dsec.v1.ExtendResponse
+	27, // 26: dsec.v1.EdgeService.GetUsage:output_type -> dsec.v1.UsageResponse
+	28, // 27: dsec.v1.EdgeService.BuildLayer:output_type -> dsec.v1.ImportLayerResponse
+	9,  // 28: dsec.v1.EdgeService.DropLayer:output_type -> dsec.v1.DropLayerResponse
+	11, // 29: dsec.v1.EdgeService.SweepLayers:output_type -> dsec.v1.SweepLayersResponse
+	19, // [19:30] is the sub-list for method output_type
+	8,  // [8:19] is the sub-list for method input_type
+	8,  // [8:8] is the sub-list for extension type_name
+	8,  // [8:8] is the sub-list for extension extendee
+	0,  // [0:8] is the sub-list for field type_name
 }
 
 func init() { file_dsec_v1_edge_proto_init() }
@@ -699,7 +801,7 @@ func file_dsec_v1_edge_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dsec_v1_edge_proto_rawDesc), len(file_dsec_v1_edge_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   10,
+			NumMessages:   12,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

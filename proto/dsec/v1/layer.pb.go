@@ -221,6 +221,68 @@ func (x *LayerConfig) GetCmd() []string {
 	return nil
 }
 
+// StoredLayer is a layer as the store has it.
+type StoredLayer struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Digest string                 `protobuf:"bytes,1,opt,name=digest,proto3" json:"digest,omitempty"`
+	// Bytes that it takes in the store.
+	Size          int64                  `protobuf:"varint,2,opt,name=size,proto3" json:"size,omitempty"`
+	Created       *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=created,proto3" json:"created,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StoredLayer) Reset() {
+	*x = StoredLayer{}
+	mi := &file_dsec_v1_layer_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StoredLayer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StoredLayer) ProtoMessage() {}
+
+func (x *StoredLayer) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_layer_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StoredLayer.ProtoReflect.Descriptor instead.
+func (*StoredLayer) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *StoredLayer) GetDigest() string {
+	if x != nil {
+		return x.Digest
+	}
+	return ""
+}
+
+func (x *StoredLayer) GetSize() int64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+func (x *StoredLayer) GetCreated() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Created
+	}
+	return nil
+}
+
 type ImportLayerRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Types that are valid to be assigned to Message:
@@ -234,7 +296,7 @@ type ImportLayerRequest struct {
 
 func (x *ImportLayerRequest) Reset() {
 	*x = ImportLayerRequest{}
-	mi := &file_dsec_v1_layer_proto_msgTypes[2]
+	mi := &file_dsec_v1_layer_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -246,7 +308,7 @@ func (x *ImportLayerRequest) String() string {
 func (*ImportLayerRequest) ProtoMessage() {}
 
 func (x *ImportLayerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_layer_proto_msgTypes[2]
+	mi := &file_dsec_v1_layer_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -259,7 +321,7 @@ func (x *ImportLayerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportLayerRequest.ProtoReflect.Descriptor instead.
 func (*ImportLayerRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{2}
+	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *ImportLayerRequest) GetMessage() isImportLayerRequest_Message {
@@ -323,7 +385,7 @@ type ImportLayerOpen struct {
 
 func (x *ImportLayerOpen) Reset() {
 	*x = ImportLayerOpen{}
-	mi := &file_dsec_v1_layer_proto_msgTypes[3]
+	mi := &file_dsec_v1_layer_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -335,7 +397,7 @@ func (x *ImportLayerOpen) String() string {
 func (*ImportLayerOpen) ProtoMessage() {}
 
 func (x *ImportLayerOpen) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_layer_proto_msgTypes[3]
+	mi := &file_dsec_v1_layer_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -348,7 +410,7 @@ func (x *ImportLayerOpen) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportLayerOpen.ProtoReflect.Descriptor instead.
 func (*ImportLayerOpen) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{3}
+	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *ImportLayerOpen) GetName() string {
@@ -397,7 +459,7 @@ type ImportLayerResponse struct {
 
 func (x *ImportLayerResponse) Reset() {
 	*x = ImportLayerResponse{}
-	mi := &file_dsec_v1_layer_proto_msgTypes[4]
+	mi := &file_dsec_v1_layer_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -409,7 +471,7 @@ func (x *ImportLayerResponse) String() string {
 func (*ImportLayerResponse) ProtoMessage() {}
 
 func (x *ImportLayerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_layer_proto_msgTypes[4]
+	mi := &file_dsec_v1_layer_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -422,7 +484,7 @@ func (x *ImportLayerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportLayerResponse.ProtoReflect.Descriptor instead.
 func (*ImportLayerResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{4}
+	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *ImportLayerResponse) GetLayer() *Layer {
@@ -447,7 +509,7 @@ type ListLayersRequest struct {
 
 func (x *ListLayersRequest) Reset() {
 	*x = ListLayersRequest{}
-	mi := &file_dsec_v1_layer_proto_msgTypes[5]
+	mi := &file_dsec_v1_layer_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -459,7 +521,7 @@ func (x *ListLayersRequest) String() string {
 func (*ListLayersRequest) ProtoMessage() {}
 
 func (x *ListLayersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_layer_proto_msgTypes[5]
+	mi := &file_dsec_v1_layer_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -472,7 +534,7 @@ func (x *ListLayersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListLayersRequest.ProtoReflect.Descriptor instead.
 func (*ListLayersRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{5}
+	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{6}
 }
 
 type ListLayersResponse struct {
@@ -484,7 +546,7 @@ type ListLayersResponse struct {
 
 func (x *ListLayersResponse) Reset() {
 	*x = ListLayersResponse{}
-	mi := &file_dsec_v1_layer_proto_msgTypes[6]
+	mi := &file_dsec_v1_layer_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -496,7 +558,7 @@ func (x *ListLayersResponse) String() string {
 func (*ListLayersResponse) ProtoMessage() {}
 
 func (x *ListLayersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_layer_proto_msgTypes[6]
+	mi := &file_dsec_v1_layer_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -509,7 +571,7 @@ func (x *ListLayersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListLayersResponse.ProtoReflect.Descriptor instead.
 func (*ListLayersResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{6}
+	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ListLayersResponse) GetLayers() []*Layer {
@@ -529,7 +591,7 @@ type InspectLayerRequest struct {
 
 func (x *InspectLayerRequest) Reset() {
 	*x = InspectLayerRequest{}
-	mi := &file_dsec_v1_layer_proto_msgTypes[7]
+	mi := &file_dsec_v1_layer_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -541,7 +603,7 @@ func (x *InspectLayerRequest) String() string {
 func (*InspectLayerRequest) ProtoMessage() {}
 
 func (x *InspectLayerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_layer_proto_msgTypes[7]
+	mi := &file_dsec_v1_layer_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -554,7 +616,7 @@ func (x *InspectLayerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectLayerRequest.ProtoReflect.Descriptor instead.
 func (*InspectLayerRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{7}
+	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *InspectLayerRequest) GetName() string {
@@ -574,7 +636,7 @@ type InspectLayerResponse struct {
 
 func (x *InspectLayerResponse) Reset() {
 	*x = InspectLayerResponse{}
-	mi := &file_dsec_v1_layer_proto_msgTypes[8]
+	mi := &file_dsec_v1_layer_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -586,7 +648,7 @@ func (x *InspectLayerResponse) String() string {
 func (*InspectLayerResponse) ProtoMessage() {}
 
 func (x *InspectLayerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_layer_proto_msgTypes[8]
+	mi := &file_dsec_v1_layer_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -599,7 +661,7 @@ func (x *InspectLayerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectLayerResponse.ProtoReflect.Descriptor instead.
 func (*InspectLayerResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{8}
+	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *InspectLayerResponse) GetLayer() *Layer {
@@ -630,7 +692,7 @@ type TagLayerRequest struct {
 
 func (x *TagLayerRequest) Reset() {
 	*x = TagLayerRequest{}
-	mi := &file_dsec_v1_layer_proto_msgTypes[9]
+	mi := &file_dsec_v1_layer_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -642,7 +704,7 @@ func (x *TagLayerRequest) String() string {
 func (*TagLayerRequest) ProtoMessage() {}
 
 func (x *TagLayerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_layer_proto_msgTypes[9]
+	mi := &file_dsec_v1_layer_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -655,7 +717,7 @@ func (x *TagLayerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TagLayerRequest.ProtoReflect.Descriptor instead.
 func (*TagLayerRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{9}
+	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *TagLayerRequest) GetName() string {
@@ -688,7 +750,7 @@ type TagLayerResponse struct {
 
 func (x *TagLayerResponse) Reset() {
 	*x = TagLayerResponse{}
-	mi := &file_dsec_v1_layer_proto_msgTypes[10]
+	mi := &file_dsec_v1_layer_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -700,7 +762,7 @@ func (x *TagLayerResponse) String() string {
 func (*TagLayerResponse) ProtoMessage() {}
 
 func (x *TagLayerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_layer_proto_msgTypes[10]
+	mi := &file_dsec_v1_layer_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -713,7 +775,7 @@ func (x *TagLayerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TagLayerResponse.ProtoReflect.Descriptor instead.
 func (*TagLayerResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{10}
+	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *TagLayerResponse) GetLayer() *Layer {
@@ -733,7 +795,7 @@ type RemoveLayerRequest struct {
 
 func (x *RemoveLayerRequest) Reset() {
 	*x = RemoveLayerRequest{}
-	mi := &file_dsec_v1_layer_proto_msgTypes[11]
+	mi := &file_dsec_v1_layer_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -745,7 +807,7 @@ func (x *RemoveLayerRequest) String() string {
 func (*RemoveLayerRequest) ProtoMessage() {}
 
 func (x *RemoveLayerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_layer_proto_msgTypes[11]
+	mi := &file_dsec_v1_layer_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -758,7 +820,7 @@ func (x *RemoveLayerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveLayerRequest.ProtoReflect.Descriptor instead.
 func (*RemoveLayerRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{11}
+	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *RemoveLayerRequest) GetName() string {
@@ -776,7 +838,7 @@ type RemoveLayerResponse struct {
 
 func (x *RemoveLayerResponse) Reset() {
 	*x = RemoveLayerResponse{}
-	mi := &file_dsec_v1_layer_proto_msgTypes[12]
+	mi := &file_dsec_v1_layer_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -788,7 +850,7 @@ func (x *RemoveLayerResponse) String() string {
 func (*RemoveLayerResponse) ProtoMessage() {}
 
 func (x *RemoveLayerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_layer_proto_msgTypes[12]
+	mi := &file_dsec_v1_layer_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -801,7 +863,7 @@ func (x *RemoveLayerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveLayerResponse.ProtoReflect.Descriptor instead.
 func (*RemoveLayerResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{12}
+	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{13}
 }
 
 var File_dsec_v1_layer_proto protoreflect.FileDescriptor
@@ -828,7 +890,11 @@ const file_dsec_v1_layer_proto_rawDesc = "" +
 	"\n" +
 	"entrypoint\x18\x04 \x03(\tR\n" +
 	"entrypoint\x12\x10\n" +
-	"\x03cmd\x18\x05 \x03(\tR\x03cmd\"e\n" +
+	"\x03cmd\x18\x05 \x03(\tR\x03cmd\"o\n" +
+	"\vStoredLayer\x12\x16\n" +
+	"\x06digest\x18\x01 \x01(\tR\x06digest\x12\x12\n" +
+	"\x04size\x18\x02 \x01(\x03R\x04size\x124\n" +
+	"\acreated\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\acreated\"e\n" +
 	"\x12ImportLayerRequest\x12.\n" +
 	"\x04open\x18\x01 \x01(\v2\x18.dsec.v1.ImportLayerOpenH\x00R\x04open\x12\x14\n" +
 	"\x04data\x18\x02 \x01(\fH\x00R\x04dataB\t\n" +
@@ -879,46 +945,48 @@ func file_dsec_v1_layer_proto_rawDescGZIP() []byte {
 	return file_dsec_v1_layer_proto_rawDescData
 }
 
-var file_dsec_v1_layer_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
+var file_dsec_v1_layer_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
 var file_dsec_v1_layer_proto_goTypes = []any{
 	(*Layer)(nil),                 // 0: dsec.v1.Layer
 	(*LayerConfig)(nil),           // 1: dsec.v1.LayerConfig
-	(*ImportLayerRequest)(nil),    // 2: dsec.v1.ImportLayerRequest
-	(*ImportLayerOpen)(nil),       // 3: dsec.v1.ImportLayerOpen
-	(*ImportLayerResponse)(nil),   // 4: dsec.v1.ImportLayerResponse
-	(*ListLayersRequest)(nil),     // 5: dsec.v1.ListLayersRequest
-	(*ListLayersResponse)(nil),    // 6: dsec.v1.ListLayersResponse
-	(*InspectLayerRequest)(nil),   // 7: dsec.v1.InspectLayerRequest
-	(*InspectLayerResponse)(nil),  // 8: dsec.v1.InspectLayerResponse
-	(*TagLayerRequest)(nil),       // 9: dsec.v1.TagLayerRequest
-	(*TagLayerResponse)(nil),      // 10: dsec.v1.TagLayerResponse
-	(*RemoveLayerRequest)(nil),    // 11: dsec.v1.RemoveLayerRequest
-	(*RemoveLayerResponse)(nil),   // 12: dsec.v1.RemoveLayerResponse
-	(*timestamppb.Timestamp)(nil), // 13: google.protobuf.Timestamp
+	(*StoredLayer)(nil),           // 2: dsec.v1.StoredLayer
+	(*ImportLayerRequest)(nil),    // 3: dsec.v1.ImportLayerRequest
+	(*ImportLayerOpen)(nil),       // 4: dsec.v1.ImportLayerOpen
+	(*ImportLayerResponse)(nil),   // 5: dsec.v1.ImportLayerResponse
+	(*ListLayersRequest)(nil),     // 6: dsec.v1.ListLayersRequest
+	(*ListLayersResponse)(nil),    // 7: dsec.v1.ListLayersResponse
+	(*InspectLayerRequest)(nil),   // 8: dsec.v1.InspectLayerRequest
+	(*InspectLayerResponse)(nil),  // 9: dsec.v1.InspectLayerResponse
+	(*TagLayerRequest)(nil),       // 10: dsec.v1.TagLayerRequest
+	(*TagLayerResponse)(nil),      // 11: dsec.v1.TagLayerResponse
+	(*RemoveLayerRequest)(nil),    // 12: dsec.v1.RemoveLayerRequest
+	(*RemoveLayerResponse)(nil),   // 13: dsec.v1.RemoveLayerResponse
+	(*timestamppb.Timestamp)(nil), // 14: google.protobuf.Timestamp
 }
 var file_dsec_v1_layer_proto_depIdxs = []int32{
-	13, // 0: dsec.v1.Layer.created:type_name -> google.protobuf.Timestamp
+	14, // 0: dsec.v1.Layer.created:type_name -> google.protobuf.Timestamp
 	1,  // 1: dsec.v1.Layer.config:type_name -> dsec.v1.LayerConfig
-	3,  // 2: dsec.v1.ImportLayerRequest.open:type_name -> dsec.v1.ImportLayerOpen
-	0,  // 3: dsec.v1.ImportLayerResponse.layer:type_name -> dsec.v1.Layer
-	0,  // 4: dsec.v1.ListLayersResponse.layers:type_name -> dsec.v1.Layer
-	0,  // 5: dsec.v1.InspectLayerResponse.layer:type_name -> dsec.v1.Layer
-	0,  // 6: dsec.v1.TagLayerResponse.layer:type_name -> dsec.v1.Layer
-	2,  // 7: dsec.v1.LayerService.ImportLayer:input_type -> dsec.v1.ImportLayerRequest
-	5,  // 8: dsec.v1.LayerService.ListLayers:input_type -> dsec.v1.ListLayersRequest
-	7,  // 9: dsec.v1.LayerService.InspectLayer:input_type -> dsec.v1.InspectLayerRequest
-	9,  // 10: dsec.v1.LayerService.TagLayer:input_type -> dsec.v1.TagLayerRequest
-	11, // 11: dsec.v1.LayerService.RemoveLayer:input_type -> dsec.v1.RemoveLayerRequest
-	4,  // 12: dsec.v1.LayerService.ImportLayer:output_type -> dsec.v1.ImportLayerResponse
-	6,  // 13: dsec.v1.LayerService.ListLayers:output_type -> dsec.v1.ListLayersResponse
-	8,  // 14: dsec.v1.LayerService.InspectLayer:output_type -> dsec.v1.InspectLayerResponse
-	10, // 15: dsec.v1.LayerService.TagLayer:output_type -> dsec.v1.TagLayerResponse
-	12, // 16: dsec.v1.LayerService.RemoveLayer:output_type -> dsec.v1.RemoveLayerResponse
-	12, // [12:17] is the sub-list for method output_type
-	7,  // [7:12] is the sub-list for method input_type
-	7,  // [7:7] is the sub-list for extension type_name
-	7,  // [7:7] is the sub-list for extension extendee
-	0,  // [0:7] is the sub-list for field type_name
+	14, // 2: dsec.v1.StoredLayer.created:type_name -> google.protobuf.Timestamp
+	4,  // 3: dsec.v1.ImportLayerRequest.open:type_name -> dsec.v1.ImportLayerOpen
+	0,  // 4: dsec.v1.ImportLayerResponse.layer:type_name -> dsec.v1.Layer
+	0,  // 5: dsec.v1.ListLayersResponse.layers:type_name -> dsec.v1.Layer
+	0,  // 6: dsec.v1.InspectLayerResponse.layer:type_name -> dsec.v1.Layer
+	0,  // 7: dsec.v1.TagLayerResponse.layer:type_name -> dsec.v1.Layer
+	3,  // 8: dsec.v1.LayerService.ImportLayer:input_type -> dsec.v1.ImportLayerRequest
+	6,  // 9: dsec.v1.LayerService.ListLayers:input_type -> dsec.v1.ListLayersRequest
+	8,  // 10: dsec.v1.LayerService.InspectLayer:input_type -> dsec.v1.InspectLayerRequest
+	10, // 11: dsec.v1.LayerService.TagLayer:input_type -> dsec.v1.TagLayerRequest
+	12, // 12: dsec.v1.LayerService.RemoveLayer:input_type -> dsec.v1.RemoveLayerRequest
+	5,  // 13: dsec.v1.LayerService.ImportLayer:output_type -> dsec.v1.ImportLayerResponse
+	7,  // 14: dsec.v1.LayerService.ListLayers:output_type -> dsec.v1.ListLayersResponse
+	9,  // 15: dsec.v1.LayerService.InspectLayer:output_type -> dsec.v1.InspectLayerResponse
+	11, // 16: dsec.v1.LayerService.TagLayer:output_type -> dsec.v1.TagLayerResponse
+	13, // 17: dsec.v1.LayerService.RemoveLayer:output_type -> dsec.v1.RemoveLayerResponse
+	13, // [13:18] is the sub-list for method output_type
+	8,  // [8:13] is the sub-list for method input_type
+	8,  // [8:8] is the sub-list for extension type_name
+	8,  // [8:8] is the sub-list for extension extendee
+	0,  // [0:8] is the sub-list for field type_name
 }
 
 func init() { file_dsec_v1_layer_proto_init() }
@@ -926,7 +994,7 @@ func file_dsec_v1_layer_proto_init() {
 	if File_dsec_v1_layer_proto != nil {
 		return
 	}
-	file_dsec_v1_layer_proto_msgTypes[2].OneofWrappers = []any{
+	file_dsec_v1_layer_proto_msgTypes[3].OneofWrappers = []any{
 		(*ImportLayerRequest_Open)(nil),
 		(*ImportLayerRequest_Data)(nil),
 	}
@@ -936,7 +1004,7 @@ func file_dsec_v1_layer_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dsec_v1_layer_proto_rawDesc), len(file_dsec_v1_layer_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   13,
+			NumMessages:   14,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

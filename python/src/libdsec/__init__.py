@@ -16,6 +16,7 @@ be taken for one another: only `result.check()` raises for a failed command,
 and `CommandFailed` is no `DSecError`.
 """
 
+from libdsec._admin import Collected, Key, NewKey, StoredLayer
 from libdsec._client import DSecClient
 from libdsec._errors import (
     CommandFailed,
@@ -47,11 +48,9 @@ from libdsec._types import (
     Gap,
     ImportedLayer,
     InspectedLayer,
-    Key,
     Layer,
     LayerConfig,
     Limits,
-    NewKey,
     Outcome,
     Output,
     ProcessInfo,
@@ -63,6 +62,7 @@ from libdsec._version import __version__
 
 __all__ = [
     "ByteStream",
+    "Collected",
     "CommandFailed",
     "ConflictError",
     "DSecClient",
@@ -97,6 +97,7 @@ __all__ = [
     "SandboxLost",
     "Session",
     "SessionInfo",
+    "StoredLayer",
     "TextDecoder",
     "UnauthenticatedError",
     "UnavailableError",

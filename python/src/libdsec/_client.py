@@ -16,6 +16,7 @@ from typing_extensions import Self
 from libdsec import _config, _connect, _tar
 from libdsec import _convert as c
 from libdsec import _methods as m
+from libdsec._admin import Collected, Key, NewKey
 from libdsec._bridge import produce
 from libdsec._errors import ConflictError, DSecError, InternalError, InvalidError
 from libdsec._proto.dsec.v1 import admin_pb2, layer_pb2, sandbox_pb2
@@ -26,9 +27,7 @@ from libdsec._types import (
     DSecContainerRunArgs,
     ImportedLayer,
     InspectedLayer,
-    Key,
     Layer,
-    NewKey,
     SandboxInfo,
 )
 
@@ -284,6 +283,19 @@ class DSecClient:
     async def revoke_key(self, key_id: str) -> None:
         """Make an API key useless. Needs the operator's key."""
         await self._rpc.unary(m.REVOKE_KEY, admin_pb2.RevokeKeyRequest(id=c.text(key_id, "id")))
+
+    async def collect_layers(self, *, min_age: float = 3600, dry_run: bool = False) -> Collected:
+        """Remove the layers from the store that no name and no sandbox refers to.
+
+        The server does so by itself every few hours. Needs the operator's key.
+
+        Args:
+            min_age: Seconds; layers stored less than this ago stay: an import may not have named them yet.
+            dry_run: Only tell what would be removed.
+        """
+        request = admin_pb2.CollectLayersRequest(min_age=c.duration(min_age, "min_age"), dry_run=dry_run)
+        response = await self._rpc.unary(m.COLLECT_LAYERS, request)
+        return c.collected(response)
 
     def _sandbox(self, response: sandbox_pb2.CreateResponse) -> Sandbox:
         return Sandbox(self._rpc, response.sandbox.id, launch=response.launch)

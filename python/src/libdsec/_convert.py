@@ -11,6 +11,7 @@ from typing import Any
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from libdsec import _admin as admin
 from libdsec import _types as t
 from libdsec._errors import InternalError, InvalidError
 from libdsec._proto.dsec.v1 import (
@@ -376,9 +377,15 @@ def layer(m: layer_pb2.Layer) -> t.Layer:
     )
 
 
-def key(m: admin_pb2.Key) -> t.Key:
+def collected(m: admin_pb2.CollectLayersResponse) -> admin.Collected:
+    """Decode what a collection did."""
+    removed = (admin.StoredLayer(digest=x.digest, size=x.size, created=when(x.created)) for x in m.removed)
+    return admin.Collected(removed=tuple(removed), kept=m.kept)
+
+
+def key(m: admin_pb2.Key) -> admin.Key:
     """Decode a key."""
-    return t.Key(
+    return admin.Key(
         id=m.id,
         project=m.project,
         created=when(m.created),

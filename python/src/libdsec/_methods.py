@@ -108,3 +108,6 @@ REMOVE_LAYER = _call(_LAYER + "RemoveLayer", layer_pb2.RemoveLayerRequest, layer
 CREATE_KEY = _call(_ADMIN + "CreateKey", admin_pb2.CreateKeyRequest, admin_pb2.CreateKeyResponse)
 LIST_KEYS = _call(_ADMIN + "ListKeys", admin_pb2.ListKeysRequest, admin_pb2.ListKeysResponse)
 REVOKE_KEY = _call(_ADMIN + "RevokeKey", admin_pb2.RevokeKeyRequest, admin_pb2.RevokeKeyResponse)
+COLLECT_LAYERS = _call(
+    _ADMIN + "CollectLayers", admin_pb2.CollectLayersRequest, admin_pb2.CollectLayersResponse
+)

@@ -445,35 +445,3 @@ class ImportedLayer:
 
     layer: Layer
     findings: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Key:
-    """An API key, without its secret.
-
-    Attributes:
-        id: To revoke it by.
-        project: Whose sandboxes it opens.
-        created: When it was made.
-        expires: When it ends; None is never.
-        admin: It may do everything.
-    """
-
-    id: str
-    project: str
-    created: datetime
-    expires: datetime | None
-    admin: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class NewKey:
-    """A key just made.
-
-    Attributes:
-        key: What it is.
-        secret: What to give to `DSecClient(api_key=...)`; shown only now.
-    """
-
-    key: Key
-    secret: str = field(repr=False)

@@ -347,6 +347,7 @@ class DSecClient(_Twin[_client.DSecClient]):
     create_key = _blocking(_client.DSecClient.create_key)
     list_keys = _blocking(_client.DSecClient.list_keys)
     revoke_key = _blocking(_client.DSecClient.revoke_key)
+    collect_layers = _blocking(_client.DSecClient.collect_layers)
 
     def __init__(
         self,

@@ -39,6 +39,9 @@ const (
 	AdminServiceListKeysProcedure = "/dsec.v1.AdminService/ListKeys"
 	// AdminServiceRevokeKeyProcedure is the fully-qualified name of the AdminService's RevokeKey RPC.
 	AdminServiceRevokeKeyProcedure = "/dsec.v1.AdminService/RevokeKey"
+	// AdminServiceCollectLayersProcedure is the fully-qualified name of the AdminService's
+	// CollectLayers RPC.
+	AdminServiceCollectLayersProcedure = "/dsec.v1.AdminService/CollectLayers"
 )
 
 // AdminServiceClient is a client for the dsec.v1.AdminService service.
@@ -48,6 +51,9 @@ type AdminServiceClient interface {
 	CreateKey(context.Context, *connect.Request[v1.CreateKeyRequest]) (*connect.Response[v1.CreateKeyResponse], error)
 	ListKeys(context.Context, *connect.Request[v1.ListKeysRequest]) (*connect.Response[v1.ListKeysResponse], error)
 	RevokeKey(context.Context, *connect.Request[v1.RevokeKeyRequest]) (*connect.Response[v1.RevokeKeyResponse], error)
+	// CollectLayers removes from the store the layers that no name of any project
+	// and no sandbox refers to. The server does so by itself from time to time.
+	CollectLayers(context.Context, *connect.Request[v1.CollectLayersRequest]) (*connect.Response[v1.CollectLayersResponse], error)
 }
 
 // NewAdminServiceClient constructs a client for the dsec.v1.AdminService service. By default, it
@@ -80,14 +86,22 @@ func NewAdminServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 			connect.WithSchema(adminServiceMethods.ByName("RevokeKey")),
 			connect.WithClientOptions(opts...),
 		),
+		collectLayers: connect.NewClient[v1.CollectLayersRequest, v1.CollectLayersResponse](
+			httpClient,
+			baseURL+AdminServiceCollectLayersProcedure,
+			connect.WithSchema(adminServiceMethods.ByName("CollectLayers")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
 // adminServiceClient implements AdminServiceClient.
 type adminServiceClient struct {
-	createKey *connect.Client[v1.CreateKeyRequest, v1.CreateKeyResponse]
-	listKeys  *connect.Client[v1.ListKeysRequest, v1.ListKeysResponse]
-	revokeKey *connect.Client[v1.RevokeKeyRequest, v1.RevokeKeyResponse]
+	createKey     *connect.Client[v1.CreateKeyRequest, v1.CreateKeyResponse]
+	listKeys      *connect.Client[v1.ListKeysRequest, v1.ListKeysResponse]
+	revokeKey     *connect.Client[v1.RevokeKeyRequest, v1.RevokeKeyResponse]
+	collectLayers *connect.Client[v1.CollectLayersRequest, v1.CollectLayersResponse]
 }
 
 // CreateKey calls dsec.v1.AdminService.CreateKey.
@@ -105,6 +119,11 @@ func (c *adminServiceClient) RevokeKey(ctx context.Context, req *connect.Request
 	return c.revokeKey.CallUnary(ctx, req)
 }
 
+// CollectLayers calls dsec.v1.AdminService.CollectLayers.
+func (c *adminServiceClient) CollectLayers(ctx context.Context, req *connect.Request[v1.CollectLayersRequest]) (*connect.Response[v1.CollectLayersResponse], error) {
+	return c.collectLayers.CallUnary(ctx, req)
+}
+
 // AdminServiceHandler is an implementation of the dsec.v1.AdminService service.
 type AdminServiceHandler interface {
 	// CreateKey makes an API key for a project, which is made if new. The key
@@ -112,6 +131,9 @@ type AdminServiceHandler interface {
 	CreateKey(context.Context, *connect.Request[v1.CreateKeyRequest]) (*connect.Response[v1.CreateKeyResponse], error)
 	ListKeys(context.Context, *connect.Request[v1.ListKeysRequest]) (*connect.Response[v1.ListKeysResponse], error)
 	RevokeKey(context.Context, *connect.Request[v1.RevokeKeyRequest]) (*connect.Response[v1.RevokeKeyResponse], error)
+	// CollectLayers removes from the store the layers that no name of any project
+	// and no sandbox refers to. The server does so by itself from time to time.
+	CollectLayers(context.Context, *connect.Request[v1.CollectLayersRequest]) (*connect.Response[v1.CollectLayersResponse], error)
 }
 
 // NewAdminServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -140,6 +162,13 @@ func NewAdminServiceHandler(svc AdminServiceHandler, opts ...connect.HandlerOpti
 		connect.WithSchema(adminServiceMethods.ByName("RevokeKey")),
 		connect.WithHandlerOptions(opts...),
 	)
+	adminServiceCollectLayersHandler := connect.NewUnaryHandler(
+		AdminServiceCollectLayersProcedure,
+		svc.CollectLayers,
+		connect.WithSchema(adminServiceMethods.ByName("CollectLayers")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/dsec.v1.AdminService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case AdminServiceCreateKeyProcedure:
@@ -148,6 +177,8 @@ func NewAdminServiceHandler(svc AdminServiceHandler, opts ...connect.HandlerOpti
 			adminServiceListKeysHandler.ServeHTTP(w, r)
 		case AdminServiceRevokeKeyProcedure:
 			adminServiceRevokeKeyHandler.ServeHTTP(w, r)
+		case AdminServiceCollectLayersProcedure:
+			adminServiceCollectLayersHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -167,4 +198,8 @@ func (UnimplementedAdminServiceHandler) ListKeys(context.Context, *connect.Reque
 
 func (UnimplementedAdminServiceHandler) RevokeKey(context.Context, *connect.Request[v1.RevokeKeyRequest]) (*connect.Response[v1.RevokeKeyResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.AdminService.RevokeKey is not implemented"))
+}
+
+func (UnimplementedAdminServiceHandler) CollectLayers(context.Context, *connect.Request[v1.CollectLayersRequest]) (*connect.Response[v1.CollectLayersResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.AdminService.CollectLayers is not implemented"))
 }

@@ -56,6 +56,8 @@ const (
 	EdgeServiceBuildLayerProcedure = "/dsec.v1.EdgeService/BuildLayer"
 	// EdgeServiceDropLayerProcedure is the fully-qualified name of the EdgeService's DropLayer RPC.
 	EdgeServiceDropLayerProcedure = "/dsec.v1.EdgeService/DropLayer"
+	// EdgeServiceSweepLayersProcedure is the fully-qualified name of the EdgeService's SweepLayers RPC.
+	EdgeServiceSweepLayersProcedure = "/dsec.v1.EdgeService/SweepLayers"
 )
 
 // EdgeServiceClient is a client for the dsec.v1.EdgeService service.
@@ -77,6 +79,9 @@ type EdgeServiceClient interface {
 	// DropLayer removes an unreferenced layer from the store; conflict where a
 	// sandbox uses it.
 	DropLayer(context.Context, *connect.Request[v1.DropLayerRequest]) (*connect.Response[v1.DropLayerResponse], error)
+	// SweepLayers lists the layers in the store. What is of none of them, and was
+	// stored longer than age ago, is removed.
+	SweepLayers(context.Context, *connect.Request[v1.SweepLayersRequest]) (*connect.Response[v1.SweepLayersResponse], error)
 }
 
 // NewEdgeServiceClient constructs a client for the dsec.v1.EdgeService service. By default, it uses
@@ -159,6 +164,13 @@ func NewEdgeServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
+		sweepLayers: connect.NewClient[v1.SweepLayersRequest, v1.SweepLayersResponse](
+			httpClient,
+			baseURL+EdgeServiceSweepLayersProcedure,
+			connect.WithSchema(edgeServiceMethods.ByName("SweepLayers")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -174,6 +186,7 @@ type edgeServiceClient struct {
 	getUsage        *connect.Client[v1.UsageRequest, v1.UsageResponse]
 	buildLayer      *connect.Client[v1.ImportLayerRequest, v1.ImportLayerResponse]
 	dropLayer       *connect.Client[v1.DropLayerRequest, v1.DropLayerResponse]
+	sweepLayers     *connect.Client[v1.SweepLayersRequest, v1.SweepLayersResponse]
 }
 
 // Info calls dsec.v1.EdgeService.Info.
@@ -226,6 +239,11 @@ func (c *edgeServiceClient) DropLayer(ctx context.Context, req *connect.Request[
 	return c.dropLayer.CallUnary(ctx, req)
 }
 
+// SweepLayers calls dsec.v1.EdgeService.SweepLayers.
+func (c *edgeServiceClient) SweepLayers(ctx context.Context, req *connect.Request[v1.SweepLayersRequest]) (*connect.Response[v1.SweepLayersResponse], error) {
+	return c.sweepLayers.CallUnary(ctx, req)
+}
+
 // EdgeServiceHandler is an implementation of the dsec.v1.EdgeService service.
 type EdgeServiceHandler interface {
 	Info(context.Context, *connect.Request[v1.InfoRequest]) (*connect.Response[v1.InfoResponse], error)
@@ -245,6 +263,9 @@ type EdgeServiceHandler interface {
 	// DropLayer removes an unreferenced layer from the store; conflict where a
 	// sandbox uses it.
 	DropLayer(context.Context, *connect.Request[v1.DropLayerRequest]) (*connect.Response[v1.DropLayerResponse], error)
+	// SweepLayers lists the layers in the store. What is of none of them, and was
+	// stored longer than age ago, is removed.
+	SweepLayers(context.Context, *connect.Request[v1.SweepLayersRequest]) (*connect.Response[v1.SweepLayersResponse], error)
 }
 
 // NewEdgeServiceHandler builds an HTTP handler from the service implementation. It returns the path
@@ -323,6 +344,13 @@ func NewEdgeServiceHandler(svc EdgeServiceHandler, opts ...connect.HandlerOption
 		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
+	edgeServiceSweepLayersHandler := connect.NewUnaryHandler(
+		EdgeServiceSweepLayersProcedure,
+		svc.SweepLayers,
+		connect.WithSchema(edgeServiceMethods.ByName("SweepLayers")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/dsec.v1.EdgeService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case EdgeServiceInfoProcedure:
@@ -345,6 +373,8 @@ func NewEdgeServiceHandler(svc EdgeServiceHandler, opts ...connect.HandlerOption
 			edgeServiceBuildLayerHandler.ServeHTTP(w, r)
 		case EdgeServiceDropLayerProcedure:
 			edgeServiceDropLayerHandler.ServeHTTP(w, r)
+		case EdgeServiceSweepLayersProcedure:
+			edgeServiceSweepLayersHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -392,4 +422,8 @@ func (UnimplementedEdgeServiceHandler) BuildLayer(context.Context, *connect.Clie
 
 func (UnimplementedEdgeServiceHandler) DropLayer(context.Context, *connect.Request[v1.DropLayerRequest]) (*connect.Response[v1.DropLayerResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.EdgeService.DropLayer is not implemented"))
+}
+
+func (UnimplementedEdgeServiceHandler) SweepLayers(context.Context, *connect.Request[v1.SweepLayersRequest]) (*connect.Response[v1.SweepLayersResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.EdgeService.SweepLayers is not implemented"))
 }

@@ -22,10 +22,12 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from libdsec._proto.dsec.v1 import layer_pb2 as dsec_dot_v1_dot_layer__pb2
+from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13\x64sec/v1/admin.proto\x12\x07\x64sec.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x8b\x01\n\x03Key\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07project\x18\x02 \x01(\t\x12+\n\x07\x63reated\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12+\n\x07\x65xpires\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05\x61\x64min\x18\x05 \x01(\x08\"P\n\x10\x43reateKeyRequest\x12\x0f\n\x07project\x18\x01 \x01(\t\x12+\n\x07\x65xpires\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\">\n\x11\x43reateKeyResponse\x12\x19\n\x03key\x18\x01 \x01(\x0b\x32\x0c.dsec.v1.Key\x12\x0e\n\x06secret\x18\x02 \x01(\t\"\x11\n\x0fListKeysRequest\".\n\x10ListKeysResponse\x12\x1a\n\x04keys\x18\x01 \x03(\x0b\x32\x0c.dsec.v1.Key\"\x1e\n\x10RevokeKeyRequest\x12\n\n\x02id\x18\x01 \x01(\t\"\x13\n\x11RevokeKeyResponse2\xdc\x01\n\x0c\x41\x64minService\x12\x42\n\tCreateKey\x12\x19.dsec.v1.CreateKeyRequest\x1a\x1a.dsec.v1.CreateKeyResponse\x12\x44\n\x08ListKeys\x12\x18.dsec.v1.ListKeysRequest\x1a\x19.dsec.v1.ListKeysResponse\"\x03\x90\x02\x02\x12\x42\n\tRevokeKey\x12\x19.dsec.v1.RevokeKeyRequest\x1a\x1a.dsec.v1.RevokeKeyResponseB/Z-github.com/opendsec/dsec/proto/dsec/v1;dsecv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13\x64sec/v1/admin.proto\x12\x07\x64sec.v1\x1a\x13\x64sec/v1/layer.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x8b\x01\n\x03Key\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07project\x18\x02 \x01(\t\x12+\n\x07\x63reated\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12+\n\x07\x65xpires\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05\x61\x64min\x18\x05 \x01(\x08\"P\n\x10\x43reateKeyRequest\x12\x0f\n\x07project\x18\x01 \x01(\t\x12+\n\x07\x65xpires\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\">\n\x11\x43reateKeyResponse\x12\x19\n\x03key\x18\x01 \x01(\x0b\x32\x0c.dsec.v1.Key\x12\x0e\n\x06secret\x18\x02 \x01(\t\"\x11\n\x0fListKeysRequest\".\n\x10ListKeysResponse\x12\x1a\n\x04keys\x18\x01 \x03(\x0b\x32\x0c.dsec.v1.Key\"\x1e\n\x10RevokeKeyRequest\x12\n\n\x02id\x18\x01 \x01(\t\"\x13\n\x11RevokeKeyResponse\"S\n\x14\x43ollectLayersRequest\x12*\n\x07min_age\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0f\n\x07\x64ry_run\x18\x02 \x01(\x08\"L\n\x15\x43ollectLayersResponse\x12%\n\x07removed\x18\x01 \x03(\x0b\x32\x14.dsec.v1.StoredLayer\x12\x0c\n\x04kept\x18\x02 \x01(\x03\x32\xb1\x02\n\x0c\x41\x64minService\x12\x42\n\tCreateKey\x12\x19.dsec.v1.CreateKeyRequest\x1a\x1a.dsec.v1.CreateKeyResponse\x12\x44\n\x08ListKeys\x12\x18.dsec.v1.ListKeysRequest\x1a\x19.dsec.v1.ListKeysResponse\"\x03\x90\x02\x02\x12\x42\n\tRevokeKey\x12\x19.dsec.v1.RevokeKeyRequest\x1a\x1a.dsec.v1.RevokeKeyResponse\x12S\n\rCollectLayers\x12\x1d.dsec.v1.CollectLayersRequest\x1a\x1e.dsec.v1.CollectLayersResponse\"\x03\x90\x02\x02\x42/Z-github.com/opendsec/dsec/proto/dsec/v1;dsecv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,20 +37,26 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._serialized_options = b'Z-github.com/opendsec/dsec/proto/dsec/v1;dsecv1'
   _globals['_ADMINSERVICE'].methods_by_name['ListKeys']._loaded_options = None
   _globals['_ADMINSERVICE'].methods_by_name['ListKeys']._serialized_options = b'\220\002\002'
-  _globals['_KEY']._serialized_start=66
-  _globals['_KEY']._serialized_end=205
-  _globals['_CREATEKEYREQUEST']._serialized_start=207
-  _globals['_CREATEKEYREQUEST']._serialized_end=287
-  _globals['_CREATEKEYRESPONSE']._serialized_start=289
-  _globals['_CREATEKEYRESPONSE']._serialized_end=351
-  _globals['_LISTKEYSREQUEST']._serialized_start=353
-  _globals['_LISTKEYSREQUEST']._serialized_end=370
-  _globals['_LISTKEYSRESPONSE']._serialized_start=372
-  _globals['_LISTKEYSRESPONSE']._serialized_end=418
-  _globals['_REVOKEKEYREQUEST']._serialized_start=420
-  _globals['_REVOKEKEYREQUEST']._serialized_end=450
-  _globals['_REVOKEKEYRESPONSE']._serialized_start=452
-  _globals['_REVOKEKEYRESPONSE']._serialized_end=471
-  _globals['_ADMINSERVICE']._serialized_start=474
-  _globals['_ADMINSERVICE']._serialized_end=694
+  _globals['_ADMINSERVICE'].methods_by_name['CollectLayers']._loaded_options = None
+  _globals['_ADMINSERVICE'].methods_by_name['CollectLayers']._serialized_options = b'\220\002\002'
+  _globals['_KEY']._serialized_start=119
+  _globals['_KEY']._serialized_end=258
+  _globals['_CREATEKEYREQUEST']._serialized_start=260
+  _globals['_CREATEKEYREQUEST']._serialized_end=340
+  _globals['_CREATEKEYRESPONSE']._serialized_start=342
+  _globals['_CREATEKEYRESPONSE']._serialized_end=404
+  _globals['_LISTKEYSREQUEST']._serialized_start=406
+  _globals['_LISTKEYSREQUEST']._serialized_end=423
+  _globals['_LISTKEYSRESPONSE']._serialized_start=425
+  _globals['_LISTKEYSRESPONSE']._serialized_end=471
+  _globals['_REVOKEKEYREQUEST']._serialized_start=473
+  _globals['_REVOKEKEYREQUEST']._serialized_end=503
+  _globals['_REVOKEKEYRESPONSE']._serialized_start=505
+  _globals['_REVOKEKEYRESPONSE']._serialized_end=524
+  _globals['_COLLECTLAYERSREQUEST']._serialized_start=526
+  _globals['_COLLECTLAYERSREQUEST']._serialized_end=609
+  _globals['_COLLECTLAYERSRESPONSE']._serialized_start=611
+  _globals['_COLLECTLAYERSRESPONSE']._serialized_end=687
+  _globals['_ADMINSERVICE']._serialized_start=690
+  _globals['_ADMINSERVICE']._serialized_end=995
 # @@protoc_insertion_point(module_scope)

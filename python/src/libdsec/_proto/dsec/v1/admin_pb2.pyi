@@ -1,3 +1,5 @@
+from libdsec._proto.dsec.v1 import layer_pb2 as _layer_pb2
+from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
@@ -56,3 +58,19 @@ class RevokeKeyRequest(_message.Message):
 class RevokeKeyResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class CollectLayersRequest(_message.Message):
+    __slots__ = ("min_age", "dry_run")
+    MIN_AGE_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    min_age: _duration_pb2.Duration
+    dry_run: bool
+    def __init__(self, min_age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., dry_run: bool = ...) -> None: ...
+
+class CollectLayersResponse(_message.Message):
+    __slots__ = ("removed", "kept")
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
+    removed: _containers.RepeatedCompositeFieldContainer[_layer_pb2.StoredLayer]
+    kept: int
+    def __init__(self, removed: _Optional[_Iterable[_Union[_layer_pb2.StoredLayer, _Mapping]]] = ..., kept: _Optional[int] = ...) -> None: ...

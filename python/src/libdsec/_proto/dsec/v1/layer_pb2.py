@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13\x64sec/v1/layer.proto\x12\x07\x64sec.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xdc\x01\n\x05Layer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x0c\n\x04size\x18\x03 \x01(\x03\x12\r\n\x05\x66iles\x18\x04 \x01(\x03\x12+\n\x07\x63reated\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06source\x18\x06 \x01(\t\x12\x15\n\rsource_digest\x18\x07 \x01(\t\x12$\n\x06\x63onfig\x18\x08 \x01(\x0b\x32\x14.dsec.v1.LayerConfig\x12\x0c\n\x04kind\x18\t \x01(\t\x12\x10\n\x08\x66indings\x18\n \x03(\t\"Z\n\x0bLayerConfig\x12\x0b\n\x03\x65nv\x18\x01 \x03(\t\x12\x0c\n\x04user\x18\x02 \x01(\t\x12\x0f\n\x07workdir\x18\x03 \x01(\t\x12\x12\n\nentrypoint\x18\x04 \x03(\t\x12\x0b\n\x03\x63md\x18\x05 \x03(\t\"Y\n\x12ImportLayerRequest\x12(\n\x04open\x18\x01 \x01(\x0b\x32\x18.dsec.v1.ImportLayerOpenH\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x42\t\n\x07message\"Y\n\x0fImportLayerOpen\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06select\x18\x02 \x01(\t\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\n\n\x02\x61t\x18\x04 \x01(\t\x12\x0e\n\x06strict\x18\x05 \x01(\x08\"F\n\x13ImportLayerResponse\x12\x1d\n\x05layer\x18\x01 \x01(\x0b\x32\x0e.dsec.v1.Layer\x12\x10\n\x08\x66indings\x18\x02 \x03(\t\"\x13\n\x11ListLayersRequest\"4\n\x12ListLayersResponse\x12\x1e\n\x06layers\x18\x01 \x03(\x0b\x32\x0e.dsec.v1.Layer\"#\n\x13InspectLayerRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"D\n\x14InspectLayerResponse\x12\x1d\n\x05layer\x18\x01 \x01(\x0b\x32\x0e.dsec.v1.Layer\x12\r\n\x05names\x18\x02 \x03(\t\"B\n\x0fTagLayerRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08new_name\x18\x02 \x01(\t\x12\x0f\n\x07replace\x18\x03 \x01(\x08\"1\n\x10TagLayerResponse\x12\x1d\n\x05layer\x18\x01 \x01(\x0b\x32\x0e.dsec.v1.Layer\"\"\n\x12RemoveLayerRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x15\n\x13RemoveLayerResponse2\x8d\x03\n\x0cLayerService\x12O\n\x0bImportLayer\x12\x1b.dsec.v1.ImportLayerRequest\x1a\x1c.dsec.v1.ImportLayerResponse\"\x03\x90\x02\x02(\x01\x12J\n\nListLayers\x12\x1a.dsec.v1.ListLayersRequest\x1a\x1b.dsec.v1.ListLayersResponse\"\x03\x90\x02\x02\x12P\n\x0cInspectLayer\x12\x1c.dsec.v1.InspectLayerRequest\x1a\x1d.dsec.v1.InspectLayerResponse\"\x03\x90\x02\x02\x12\x44\n\x08TagLayer\x12\x18.dsec.v1.TagLayerRequest\x1a\x19.dsec.v1.TagLayerResponse\"\x03\x90\x02\x02\x12H\n\x0bRemoveLayer\x12\x1b.dsec.v1.RemoveLayerRequest\x1a\x1c.dsec.v1.RemoveLayerResponseB/Z-github.com/opendsec/dsec/proto/dsec/v1;dsecv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13\x64sec/v1/layer.proto\x12\x07\x64sec.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xdc\x01\n\x05Layer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x0c\n\x04size\x18\x03 \x01(\x03\x12\r\n\x05\x66iles\x18\x04 \x01(\x03\x12+\n\x07\x63reated\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06source\x18\x06 \x01(\t\x12\x15\n\rsource_digest\x18\x07 \x01(\t\x12$\n\x06\x63onfig\x18\x08 \x01(\x0b\x32\x14.dsec.v1.LayerConfig\x12\x0c\n\x04kind\x18\t \x01(\t\x12\x10\n\x08\x66indings\x18\n \x03(\t\"Z\n\x0bLayerConfig\x12\x0b\n\x03\x65nv\x18\x01 \x03(\t\x12\x0c\n\x04user\x18\x02 \x01(\t\x12\x0f\n\x07workdir\x18\x03 \x01(\t\x12\x12\n\nentrypoint\x18\x04 \x03(\t\x12\x0b\n\x03\x63md\x18\x05 \x03(\t\"X\n\x0bStoredLayer\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\x03\x12+\n\x07\x63reated\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"Y\n\x12ImportLayerRequest\x12(\n\x04open\x18\x01 \x01(\x0b\x32\x18.dsec.v1.ImportLayerOpenH\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x42\t\n\x07message\"Y\n\x0fImportLayerOpen\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06select\x18\x02 \x01(\t\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\n\n\x02\x61t\x18\x04 \x01(\t\x12\x0e\n\x06strict\x18\x05 \x01(\x08\"F\n\x13ImportLayerResponse\x12\x1d\n\x05layer\x18\x01 \x01(\x0b\x32\x0e.dsec.v1.Layer\x12\x10\n\x08\x66indings\x18\x02 \x03(\t\"\x13\n\x11ListLayersRequest\"4\n\x12ListLayersResponse\x12\x1e\n\x06layers\x18\x01 \x03(\x0b\x32\x0e.dsec.v1.Layer\"#\n\x13InspectLayerRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"D\n\x14InspectLayerResponse\x12\x1d\n\x05layer\x18\x01 \x01(\x0b\x32\x0e.dsec.v1.Layer\x12\r\n\x05names\x18\x02 \x03(\t\"B\n\x0fTagLayerRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08new_name\x18\x02 \x01(\t\x12\x0f\n\x07replace\x18\x03 \x01(\x08\"1\n\x10TagLayerResponse\x12\x1d\n\x05layer\x18\x01 \x01(\x0b\x32\x0e.dsec.v1.Layer\"\"\n\x12RemoveLayerRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x15\n\x13RemoveLayerResponse2\x8d\x03\n\x0cLayerService\x12O\n\x0bImportLayer\x12\x1b.dsec.v1.ImportLayerRequest\x1a\x1c.dsec.v1.ImportLayerResponse\"\x03\x90\x02\x02(\x01\x12J\n\nListLayers\x12\x1a.dsec.v1.ListLayersRequest\x1a\x1b.dsec.v1.ListLayersResponse\"\x03\x90\x02\x02\x12P\n\x0cInspectLayer\x12\x1c.dsec.v1.InspectLayerRequest\x1a\x1d.dsec.v1.InspectLayerResponse\"\x03\x90\x02\x02\x12\x44\n\x08TagLayer\x12\x18.dsec.v1.TagLayerRequest\x1a\x19.dsec.v1.TagLayerResponse\"\x03\x90\x02\x02\x12H\n\x0bRemoveLayer\x12\x1b.dsec.v1.RemoveLayerRequest\x1a\x1c.dsec.v1.RemoveLayerResponseB/Z-github.com/opendsec/dsec/proto/dsec/v1;dsecv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -45,28 +45,30 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LAYER']._serialized_end=286
   _globals['_LAYERCONFIG']._serialized_start=288
   _globals['_LAYERCONFIG']._serialized_end=378
-  _globals['_IMPORTLAYERREQUEST']._serialized_start=380
-  _globals['_IMPORTLAYERREQUEST']._serialized_end=469
-  _globals['_IMPORTLAYEROPEN']._serialized_start=471
-  _globals['_IMPORTLAYEROPEN']._serialized_end=560
-  _globals['_IMPORTLAYERRESPONSE']._serialized_start=562
-  _globals['_IMPORTLAYERRESPONSE']._serialized_end=632
-  _globals['_LISTLAYERSREQUEST']._serialized_start=634
-  _globals['_LISTLAYERSREQUEST']._serialized_end=653
-  _globals['_LISTLAYERSRESPONSE']._serialized_start=655
-  _globals['_LISTLAYERSRESPONSE']._serialized_end=707
-  _globals['_INSPECTLAYERREQUEST']._serialized_start=709
-  _globals['_INSPECTLAYERREQUEST']._serialized_end=744
-  _globals['_INSPECTLAYERRESPONSE']._serialized_start=746
-  _globals['_INSPECTLAYERRESPONSE']._serialized_end=814
-  _globals['_TAGLAYERREQUEST']._serialized_start=816
-  _globals['_TAGLAYERREQUEST']._serialized_end=882
-  _globals['_TAGLAYERRESPONSE']._serialized_start=884
-  _globals['_TAGLAYERRESPONSE']._serialized_end=933
-  _globals['_REMOVELAYERREQUEST']._serialized_start=935
-  _globals['_REMOVELAYERREQUEST']._serialized_end=969
-  _globals['_REMOVELAYERRESPONSE']._serialized_start=971
-  _globals['_REMOVELAYERRESPONSE']._serialized_end=992
-  _globals['_LAYERSERVICE']._serialized_start=995
-  _globals['_LAYERSERVICE']._serialized_end=1392
+  _globals['_STOREDLAYER']._serialized_start=380
+  _globals['_STOREDLAYER']._serialized_end=468
+  _globals['_IMPORTLAYERREQUEST']._serialized_start=470
+  _globals['_IMPORTLAYERREQUEST']._serialized_end=559
+  _globals['_IMPORTLAYEROPEN']._serialized_start=561
+  _globals['_IMPORTLAYEROPEN']._serialized_end=650
+  _globals['_IMPORTLAYERRESPONSE']._serialized_start=652
+  _globals['_IMPORTLAYERRESPONSE']._serialized_end=722
+  _globals['_LISTLAYERSREQUEST']._serialized_start=724
+  _globals['_LISTLAYERSREQUEST']._serialized_end=743
+  _globals['_LISTLAYERSRESPONSE']._serialized_start=745
+  _globals['_LISTLAYERSRESPONSE']._serialized_end=797
+  _globals['_INSPECTLAYERREQUEST']._serialized_start=799
+  _globals['_INSPECTLAYERREQUEST']._serialized_end=834
+  _globals['_INSPECTLAYERRESPONSE']._serialized_start=836
+  _globals['_INSPECTLAYERRESPONSE']._serialized_end=904
+  _globals['_TAGLAYERREQUEST']._serialized_start=906
+  _globals['_TAGLAYERREQUEST']._serialized_end=972
+  _globals['_TAGLAYERRESPONSE']._serialized_start=974
+  _globals['_TAGLAYERRESPONSE']._serialized_end=1023
+  _globals['_REMOVELAYERREQUEST']._serialized_start=1025
+  _globals['_REMOVELAYERREQUEST']._serialized_end=1059
+  _globals['_REMOVELAYERRESPONSE']._serialized_start=1061
+  _globals['_REMOVELAYERRESPONSE']._serialized_end=1082
+  _globals['_LAYERSERVICE']._serialized_start=1085
+  _globals['_LAYERSERVICE']._serialized_end=1482
 # @@protoc_insertion_point(module_scope)

@@ -45,6 +45,16 @@ class LayerConfig(_message.Message):
     cmd: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, env: _Optional[_Iterable[str]] = ..., user: _Optional[str] = ..., workdir: _Optional[str] = ..., entrypoint: _Optional[_Iterable[str]] = ..., cmd: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class StoredLayer(_message.Message):
+    __slots__ = ("digest", "size", "created")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    CREATED_FIELD_NUMBER: _ClassVar[int]
+    digest: str
+    size: int
+    created: _timestamp_pb2.Timestamp
+    def __init__(self, digest: _Optional[str] = ..., size: _Optional[int] = ..., created: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
 class ImportLayerRequest(_message.Message):
     __slots__ = ("open", "data")
     OPEN_FIELD_NUMBER: _ClassVar[int]

@@ -1,0 +1,112 @@
+package apiserver
+
+import (
+	"context"
+	"math/rand/v2"
+	"time"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/opendsec/dsec"
+	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
+	"github.com/opendsec/dsec/proto/dsec/v1/dsecv1connect"
+)
+
+const (
+	// collectAge is how old a layer without a name is before it is collected: an
+	// import names it within half an hour, or never.
+	collectAge = time.Hour
+	// collectEvery is how often the server collects by itself.
+	collectEvery = 6 * time.Hour
+	// leftoverAge is that of parts that are of no layer. The clocks of nodes and of
+	// the store may differ.
+	leftoverAge = 24 * time.Hour
+	dropTimeout = 30 * time.Second
+)
+
+// CollectLayers removes layers that nothing refers to.
+func (a adminService) CollectLayers(ctx context.Context, req *connect.Request[dsecv1.CollectLayersRequest]) (*connect.Response[dsecv1.CollectLayersResponse], error) {
+	age := collectAge
+	if d := req.Msg.MinAge; d != nil {
+		if age = d.AsDuration(); !d.IsValid() || age < 0 {
+			return nil, dsec.Invalid("min_age", "want 0s or more")
+		}
+	}
+	res, err := a.s.collect(ctx, age, req.Msg.DryRun)
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(res), nil
+}
+
+// collect removes the layers that are older than age and have no name. One that a
+// sandbox uses stays.
+func (s *Server) collect(ctx context.Context, age time.Duration, dry bool) (*dsecv1.CollectLayersResponse, error) {
+	edge, err := s.builder()
+	if err != nil {
+		return nil, err
+	}
+	stored, err := forward(ctx, edgeClient(edge), dsecv1connect.EdgeServiceClient.SweepLayers, &dsecv1.SweepLayersRequest{Age: durationpb.New(leftoverAge)})
+	if err != nil {
+		return nil, err
+	}
+	res := new(dsecv1.CollectLayersResponse)
+	before := time.Now().Add(-age)
+	for _, l := range stored.Msg.Layers {
+		gone := l.Created.AsTime().Before(before) && len(s.layers.tags.Keys(l.Digest)) == 0
+		if gone && !dry {
+			if gone, err = s.dropUnnamed(ctx, l.Digest); err != nil && ctx.Err() != nil {
+				return nil, err
+			} else if err != nil {
+				s.log.Info("layer without a name stays", "digest", l.Digest, "err", err)
+			}
+		}
+		if gone {
+			res.Removed = append(res.Removed, l)
+		} else {
+			res.Kept++
+		}
+	}
+	return res, nil
+}
+
+// dropUnnamed removes a layer that no project has a name for.
+func (s *Server) dropUnnamed(ctx context.Context, digest string) (dropped bool, err error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), dropTimeout)
+	defer cancel()
+	unnamed, done, err := s.layers.dropping(ctx, digest)
+	if err != nil {
+		return false, err
+	}
+	defer done()
+	if !unnamed {
+		return false, nil
+	}
+	edge, err := s.builder()
+	if err != nil {
+		return false, err
+	}
+	_, err = forward(ctx, edgeClient(edge), dsecv1connect.EdgeServiceClient.DropLayer, &dsecv1.DropLayerRequest{Digest: digest})
+	return err == nil, err
+}
+
+// collectAtTimes collects until ctx ends.
+func (s *Server) collectAtTimes(ctx context.Context) {
+	for {
+		// Apart from other apiservers of the same store.
+		wait := time.NewTimer(collectEvery/2 + rand.N(collectEvery))
+		select {
+		case <-wait.C:
+		case <-ctx.Done():
+			wait.Stop()
+			return
+		}
+		res, err := s.collect(ctx, collectAge, false)
+		if err != nil {
+			s.log.Warn("layers cannot be collected", "err", err)
+		} else if len(res.Removed) > 0 {
+			s.log.Info("layers without a name are removed", "count", len(res.Removed), "kept", res.Kept)
+		}
+	}
+}
