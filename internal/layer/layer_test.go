@@ -119,9 +119,8 @@ func ofLayer(m Meta) []string {
 	return names
 }
 
-// Names of a layer's files here.
-func ofIndex(m Meta) string { return ofLayer(m)[6] }
-func ofMeta(m Meta) string  { return ofLayer(m)[7] }
+// ofMeta is the file that makes a layer known here.
+func ofMeta(m Meta) string { return ofLayer(m)[7] }
 
 func TestLife(t *testing.T) {
 	s := openStore(t, Options{})

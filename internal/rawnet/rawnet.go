@@ -27,9 +27,10 @@ func (l *listener) Accept() (net.Conn, error) {
 	return New(nc), nil
 }
 
-// What Peek finds.
+// State is what Peek finds.
 type State int
 
+// The states of a connection.
 const (
 	Quiet State = iota // nothing, or no socket to look at
 	Bytes
