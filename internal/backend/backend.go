@@ -66,6 +66,15 @@ type Layer struct {
 	// Open opens what it is mounted from: an EROFS image, and after it the image's
 	// other device where it has one. It is called where the layer is not mounted.
 	Open func(context.Context) ([]*os.File, error) `json:"-"`
+	// Release is called, where it is set, when what Open gave is not mounted any more.
+	Release func() `json:"-"`
+}
+
+// LayerDropper is a backend that keeps layers mounted that no instance uses.
+type LayerDropper interface {
+	// DropLayer unmounts a layer: nothing of it can be read any more when it
+	// returns. The error is conflict while an instance uses it.
+	DropLayer(ctx context.Context, digest string) error
 }
 
 // FileLayer is a layer whose image is one file.

@@ -97,6 +97,12 @@ type Layers interface {
 	Hold(ctx context.Context, digest string) (release func(), err error)
 	// Open opens what a held layer is mounted from, as backend.Layer's.
 	Open(ctx context.Context, digest string) ([]*os.File, error)
+	// Release says that what Open gave is not mounted any more.
+	Release(digest string)
+	// Lost are the layers whose readers may have got other bytes, until Settle says
+	// that nothing has them mounted.
+	Lost() []string
+	Settle(ctx context.Context, digest string) error
 	// Build makes a layer of an archive.
 	Build(ctx context.Context, opt layer.BuildOptions, archive io.Reader) (layer.Meta, []string, error)
 	// Remove removes a layer; conflict while it is held.

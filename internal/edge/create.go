@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"os"
 	"time"
 
 	"github.com/opendsec/dsec"
@@ -185,9 +184,7 @@ func (e *Edge) instance(ctx context.Context, s *sandbox) (backend.Instance, erro
 	done := make(chan result, 1)
 	req := backend.CreateRequest{ID: s.id, Spec: *s.spec}
 	for _, digest := range s.spec.Layers {
-		req.Layers = append(req.Layers, backend.Layer{Digest: digest, Open: func(ctx context.Context) ([]*os.File, error) {
-			return e.cfg.Layers.Open(ctx, digest)
-		}})
+		req.Layers = append(req.Layers, e.layerOf(digest))
 	}
 	go func() {
 		inst, err := s.offer.Create(ctx, req)

@@ -46,6 +46,7 @@ type Edge struct {
 	clock    func() time.Duration // since boot
 	bootID   string
 	replay   journal.Replay // until Recover
+	lost     []string       // layers that were lost when this edge began, until Recover
 	creates  chan struct{}  // holds a token for each create under way
 
 	// closing is canceled by Close; it ends calls in progress.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -26,6 +27,7 @@ type layers struct {
 	mu    sync.Mutex
 	metas map[string]layer.Meta
 	holds map[string]int
+	lost  []string
 }
 
 func digest(c byte) string { return "sha256:" + strings.Repeat(string(c), 64) }
@@ -76,6 +78,25 @@ func (l *layers) Build(_ context.Context, opt layer.BuildOptions, r io.Reader) (
 	defer l.mu.Unlock()
 	l.metas[m.Digest] = m
 	return m, []string{"selected " + opt.Select}, nil
+}
+
+func (l *layers) Release(string) {}
+
+func (l *layers) Lost() []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Clone(l.lost)
+}
+
+// Settle has the lost layers be none of a sandbox.
+func (l *layers) Settle(_ context.Context, digest string) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.holds[digest] > 0 {
+		return dsec.Errorf(dsec.CodeConflict, "layer is used")
+	}
+	l.lost = slices.DeleteFunc(l.lost, func(d string) bool { return d == digest })
+	return nil
 }
 
 func (l *layers) Sweep(context.Context, time.Duration) ([]layer.Stored, error) { return nil, nil }
@@ -187,4 +208,69 @@ func TestLayersGiveDefaultsAndAreHeld(t *testing.T) {
 		t.Error(err)
 	}
 	wantError(t, drop(digest('e')), dsec.CodeNotFound, "")
+}
+
+// Reads of a layer that fail are told with the sandboxes that have it, as long as
+// they do.
+func TestDegradedLayer(t *testing.T) {
+	n := newNode(t, func(c *edge.Config, _ *fake.Options) {
+		c.Layers = newLayers(layer.Meta{Digest: digest('a'), Manifest: layer.Manifest{Kind: dsec.LayerBase}}, layer.Meta{Digest: digest('b'), Manifest: layer.Manifest{Kind: dsec.LayerBase}})
+	})
+	has := n.create(&dsecv1.CreateRequest{Layers: []string{digest('a')}})
+	other := n.create(&dsecv1.CreateRequest{Layers: []string{digest('b')}})
+	want := func(id, reason string, conditions ...string) {
+		t.Helper()
+		s := n.get(id)
+		if s.State != string(dsec.StateRunning) || s.Reason != reason || !slices.Equal(s.Conditions, conditions) {
+			t.Errorf("%s is %s, %q, %q; want %q, %q", id, s.State, s.Reason, s.Conditions, reason, conditions)
+		}
+	}
+	n.edge.DegradeLayer(digest('a'), "the store does not answer")
+	n.edge.DegradeLayer(digest('a'), "the store has gone")
+	want(has, "layer "+digest('a')+" cannot be read: the store has gone", "degraded")
+	want(other, "")
+	n.edge.DegradeLayer(digest('b'), "")
+	n.restart()
+	want(has, "")
+	n.edge.DegradeLayer(digest('a'), "again")
+	n.edge.DegradeLayer(digest('a'), "")
+	want(has, "")
+}
+
+// Sandboxes whose reads may have given other bytes are lost: while the edge runs,
+// and where it was away when that happened.
+func TestLostLayer(t *testing.T) {
+	store := newLayers(layer.Meta{Digest: digest('a'), Manifest: layer.Manifest{Kind: dsec.LayerBase}}, layer.Meta{Digest: digest('b'), Manifest: layer.Manifest{Kind: dsec.LayerBase}})
+	n := newNode(t, func(c *edge.Config, _ *fake.Options) { c.Layers = store })
+	for _, away := range []bool{false, true} {
+		has := n.create(&dsecv1.CreateRequest{Layers: []string{digest('a')}})
+		other := n.create(&dsecv1.CreateRequest{Layers: []string{digest('b')}})
+		lose := func() {
+			store.mu.Lock()
+			defer store.mu.Unlock()
+			store.lost = []string{digest('a')}
+		}
+		if away {
+			n.close()
+			store.mu.Lock()
+			clear(store.holds) // they were that process's
+			store.mu.Unlock()
+			lose()
+			n.start()
+		} else {
+			lose()
+			if err := n.edge.LoseLayers(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if s := n.get(has); s.State != string(dsec.StateLost) || !strings.Contains(s.Reason, digest('a')) {
+			t.Errorf("away %v: %s, %q", away, s.State, s.Reason)
+		}
+		if s := n.get(other); s.State != string(dsec.StateRunning) {
+			t.Errorf("away %v: a sandbox without the layer is %s", away, s.State)
+		}
+		if lost := store.Lost(); len(lost) > 0 || store.held(digest('a')) > 0 {
+			t.Errorf("away %v: %v stays lost, held %d times", away, lost, store.held(digest('a')))
+		}
+	}
 }

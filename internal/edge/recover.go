@@ -83,6 +83,9 @@ func (e *Edge) Recover(ctx context.Context) error {
 	if e.replay.Unclaimed > 0 {
 		e.log.Error("damaged records in the journal, of nobody knows which sandboxes", "count", e.replay.Unclaimed)
 	}
+	if e.cfg.Layers != nil {
+		e.lost = e.cfg.Layers.Lost()
+	}
 	todo := e.restore()
 	e.replay.Values = nil
 	lost := e.takeOver(ctx, todo)
@@ -97,6 +100,11 @@ func (e *Edge) Recover(ctx context.Context) error {
 	e.cfg.Crash("recover.ended")
 	for _, s := range lost {
 		e.finish(s)
+	}
+	for _, digest := range e.lost {
+		if err := e.settle(ctx, digest); err != nil {
+			e.log.Error("layer stays lost", "digest", digest, "err", err)
+		}
 	}
 	e.dropOld()
 	e.ready.Store(true)
@@ -177,6 +185,7 @@ func (e *Edge) sandboxOf(id dsec.SandboxID, raw json.RawMessage) (*sandbox, erro
 		cut: r.Cut, idle: r.Idle, active: now, deadline: r.Deadline, ended: r.Ended,
 		reaped: r.State.Terminal() && !r.Ended.IsZero(), size: textSize(r.Spec),
 	}
+	s.well("") // as far as this edge knows
 	if s.reaped {
 		s.endedAt = now - max(0, time.Since(r.Ended))
 	}
@@ -228,6 +237,10 @@ func (e *Edge) adopt(ctx context.Context, s *sandbox) bool {
 		// Nobody was told of it, so its request id is free again.
 		s.err = errors.New(reason)
 		_ = s.move(dsec.StateFailed, reason)
+		return false
+	}
+	if digest := lostLayer(s, e.lost); digest != "" {
+		_ = s.move(dsec.StateLost, lostReason(digest))
 		return false
 	}
 	if s.offer == nil {

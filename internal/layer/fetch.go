@@ -233,3 +233,29 @@ func (s *Store) openData(ctx context.Context, meta Meta) (*os.File, error) {
 	}
 	return s.opt.Lazy.Open(ctx, LazyFile{Key: key, Size: meta.DataSize, ChunkSize: meta.ChunkSize, Hashes: hashes})
 }
+
+// Release says that what Open gave is neither open nor mounted any more.
+func (s *Store) Release(digest string) {
+	if s.opt.Lazy != nil {
+		s.opt.Lazy.Release(blobKey(digest, partData))
+	}
+}
+
+// Lost are the digests of layers whose readers may have got other bytes: all that
+// has them mounted must end before anything else is done.
+func (s *Store) Lost() (digests []string) {
+	if s.opt.Lazy == nil {
+		return nil
+	}
+	for _, key := range s.opt.Lazy.Lost() {
+		if digest, ok := DigestOf(key); ok {
+			digests = append(digests, digest)
+		}
+	}
+	return digests
+}
+
+// Settle says that a lost layer is not mounted any more.
+func (s *Store) Settle(ctx context.Context, digest string) error {
+	return s.opt.Lazy.Settle(ctx, blobKey(digest, partData))
+}

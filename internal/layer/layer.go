@@ -108,10 +108,13 @@ type Lazy interface {
 	// Open gives a file that reads as the blob. Each chunk is held against its hash
 	// before any reader sees it.
 	Open(ctx context.Context, f LazyFile) (*os.File, error)
-	// Release says that the file is not used for now.
+	// Release says that the file is neither open nor mounted any more.
 	Release(key string)
-	// Forget says that the blob is removed.
-	Forget(key string)
+	// Lost are the keys of files that were open when what filled them died, so that
+	// readers may have got other bytes. None can be opened until Settle.
+	Lost() []string
+	// Settle says that such a file is neither open nor mounted any more.
+	Settle(ctx context.Context, key string) error
 }
 
 // LazyFile is a blob to be read so.

@@ -176,6 +176,15 @@ func blobKey(digest, part string) string {
 	return layersPrefix + strings.TrimPrefix(digest, "sha256:") + "/" + part
 }
 
+// DigestOf is the layer whose data are the blob with this key, of one that Lazy
+// was asked for.
+func DigestOf(key string) (digest string, ok bool) {
+	key, prefix := strings.CutPrefix(key, layersPrefix)
+	hex, data := strings.CutSuffix(key, "/"+partData)
+	digest, err := ParseDigest("sha256:" + hex)
+	return digest, prefix && data && err == nil
+}
+
 // The parts of a layer in a blob store. It is there from the moment its manifest is.
 const (
 	partData     = "data"

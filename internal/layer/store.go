@@ -272,12 +272,8 @@ func (s *Store) hold(e *entry) (release func(), err error) {
 	s.mu.Unlock()
 	release = sync.OnceFunc(func() {
 		s.mu.Lock()
+		defer s.mu.Unlock()
 		e.holds--
-		last := e.holds == 0
-		s.mu.Unlock()
-		if last && s.opt.Lazy != nil {
-			s.opt.Lazy.Release(blobKey(digest, partData))
-		}
 	})
 	e.check.Do(func() { e.bad = s.verify(e.meta) })
 	if e.bad != nil {
@@ -315,9 +311,6 @@ func (s *Store) Remove(ctx context.Context, digest string) error {
 	}
 	if e.meta.old != nil {
 		return nil
-	}
-	if s.opt.Lazy != nil {
-		s.opt.Lazy.Forget(blobKey(digest, partData))
 	}
 	return s.removeBlobs(ctx, digest)
 }

@@ -33,6 +33,8 @@ type layer struct {
 	fd   int  // its root, O_PATH
 	free bool // it is copied from outside of the namespace, see layerNS.mount
 	refs int
+	// unmounted is the Release of who opened it, or of who used it since.
+	unmounted func()
 }
 
 // maxUnused bounds the mounted layers that no container uses.
@@ -96,6 +98,9 @@ func (s *layers) holdOne(ctx context.Context, want backend.Layer) (fd int, free 
 		s.mu.Lock()
 		if l := s.byName[want.Digest]; l != nil {
 			l.refs++
+			if l.unmounted == nil {
+				l.unmounted = want.Release
+			}
 			s.unused = slices.DeleteFunc(s.unused, func(d string) bool { return d == want.Digest })
 			s.mu.Unlock()
 			return l.fd, l.free, nil
@@ -133,7 +138,7 @@ func (s *layers) mount(ctx context.Context, want backend.Layer) error {
 		return &dsec.Error{Code: dsec.CodeInternal, Field: "layers", Message: "the image of layer " + digest + " cannot be mounted", Err: err}
 	}
 	s.mu.Lock()
-	s.byName[digest] = &layer{fd: fd, free: free}
+	s.byName[digest] = &layer{fd: fd, free: free, unmounted: want.Release}
 	s.unused = append(s.unused, digest)
 	s.mu.Unlock()
 	return nil
@@ -173,17 +178,58 @@ func (s *layers) release(held []backend.Layer) {
 		}
 	}
 	for len(s.unused) > maxUnused {
-		digest := s.unused[0]
+		drop = append(drop, s.unused[0])
 		s.unused = s.unused[1:]
-		_ = unix.Close(s.byName[digest].fd)
+	}
+	forgotten := s.forget(drop)
+	s.mu.Unlock()
+	for i, digest := range drop {
+		_ = s.unmount(digest, forgotten[i]) // a layer that stays mounted costs memory only
+	}
+}
+
+// forget takes unused layers out of the table. The caller holds s.mu.
+func (s *layers) forget(digests []string) (forgotten []*layer) {
+	for _, digest := range digests {
+		l := s.byName[digest]
+		_ = unix.Close(l.fd)
 		delete(s.byName, digest)
 		clear(s.plans)
-		drop = append(drop, digest)
+		forgotten = append(forgotten, l)
+	}
+	return forgotten
+}
+
+// unmount unmounts a layer that was forgotten; nil is one that an earlier process
+// had mounted.
+func (s *layers) unmount(digest string, l *layer) error {
+	err := s.ns.drop(digest)
+	if err == nil && l != nil && l.unmounted != nil {
+		l.unmounted()
+	}
+	return err
+}
+
+// drop unmounts a layer that no container uses.
+func (s *layers) drop(digest string) error {
+	s.mu.Lock()
+	l := s.byName[digest]
+	if l != nil && l.refs > 0 {
+		s.mu.Unlock()
+		return dsec.Errorf(dsec.CodeConflict, "layer %s is used by %d containers", digest, l.refs)
+	}
+	if l != nil {
+		s.unused = slices.DeleteFunc(s.unused, func(d string) bool { return d == digest })
+		s.forget([]string{digest})
 	}
 	s.mu.Unlock()
-	for _, digest := range drop {
-		_ = s.ns.drop(digest) // a layer that stays mounted costs memory only
-	}
+	return s.unmount(digest, l)
+}
+
+// DropLayer implements backend.LayerDropper.
+func (b *Backend) DropLayer(ctx context.Context, digest string) error {
+	b.pool.dropSpares(ctx, digest)
+	return b.layers.drop(digest)
 }
 
 // plan returns the platform's layer for these.

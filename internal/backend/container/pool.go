@@ -275,6 +275,24 @@ func (p *pool) dropSpare(ctx context.Context, i *instance) {
 	_ = i.destroy(context.WithoutCancel(ctx)) // logs what it cannot free
 }
 
+// dropSpares destroys the spares that have a layer, and makes no more of their kinds.
+func (p *pool) dropSpares(ctx context.Context, digest string) {
+	has := func(l backend.Layer) bool { return l.Digest == digest }
+	var drop []*instance
+	p.mu.Lock()
+	for _, d := range p.kinds {
+		if slices.ContainsFunc(d.layers, has) {
+			d.asked = 0
+			drop = append(drop, d.spares...)
+			d.spares = nil
+		}
+	}
+	p.mu.Unlock()
+	for _, i := range drop {
+		p.dropSpare(ctx, i)
+	}
+}
+
 // close stops making containers and destroys those that are left.
 func (p *pool) close(ctx context.Context) error {
 	p.start() // so that done is closed
