@@ -37,13 +37,6 @@ type Store struct {
 	id   string   // what the directory's idFile holds; empty where it could not be written
 }
 
-// Close gives the directory's descriptor back, once no call is under way.
-func (s *Store) Close() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.root.Close()
-}
-
 var (
 	_ blob.Store  = (*Store)(nil)
 	_ blob.Opener = (*Store)(nil)
