@@ -34,7 +34,6 @@ func Run(t *testing.T, open func(t *testing.T) blob.Store) {
 		{"lists by prefix and in order", testList},
 		{"keys that are none", testBadKeys},
 		{"arguments that are none", testBadArguments},
-		{"as a map would do", testModel},
 		{"files", testOpener},
 		{"files taken over", testLinker},
 	} {

@@ -14,8 +14,8 @@ import (
 	"github.com/opendsec/dsec/internal/layer/blob"
 )
 
-// testModel does any sequence of calls to the store and to a map.
-func testModel(t *testing.T, s blob.Store) {
+// RunModel does any sequence of calls to an empty store and to a map.
+func RunModel(t *testing.T, s blob.Store) {
 	round := 0
 	rapid.Check(t, func(rt *rapid.T) {
 		round++

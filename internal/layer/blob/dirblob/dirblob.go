@@ -30,10 +30,11 @@ type Store struct {
 	path   string
 	writer string // how the names of this process's unfinished files begin
 	calls  calls
-	noMove atomic.Bool // renameat2 cannot do what is asked of it here
+	noMove atomic.Bool    // renameat2 cannot do what is asked of it here
+	late   sync.WaitGroup // removals of what a Put left whose caller did not wait
 
 	mu   sync.Mutex
-	root *os.File // never closed while somebody may use it: its finalizer does
+	root *os.File // one that was replaced is closed when nobody refers to it any more
 	id   string   // what the directory's idFile holds; empty where it could not be written
 }
 
@@ -65,7 +66,7 @@ func Open(dir string) (*Store, error) {
 		return nil, err
 	}
 	if err := s.Sweep(ctx); err != nil && dsec.CodeOf(err) != dsec.CodeUnsupported {
-		return nil, err
+		return nil, errors.Join(err, s.Close())
 	}
 	return s, nil
 }
@@ -84,11 +85,24 @@ func (s *Store) prepare() error {
 		err = writeID(root)
 	}
 	if err != nil && !isReadOnly(err) {
-		return storeError(writing, err)
+		return storeError(writing, errors.Join(err, root.Close()))
+	}
+	if s.id, err = readID(root); err != nil {
+		return storeError(reading, errors.Join(err, root.Close()))
 	}
 	s.root = root
-	s.id, err = readID(root)
-	return storeError(reading, err)
+	return nil
+}
+
+// Close gives the directory up: its file system can be unmounted, unless a call
+// still waits for it. No call may follow.
+func (s *Store) Close() error {
+	if !s.calls.end() {
+		return nil // it is closed once nobody refers to it
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.root.Close()
 }
 
 // dir is the open directory of the store.
@@ -236,8 +250,8 @@ func remove(root *os.File, key string) error {
 	if errors.Is(err, unix.EISDIR) {
 		return nil // the directory of other keys is no blob
 	}
-	if err != nil {
+	if err != nil && !errors.Is(err, unix.ENOENT) {
 		return err
 	}
-	return syncDir(parent)
+	return syncDir(parent) // also where another one's Delete has not come to this
 }
