@@ -266,7 +266,7 @@ func testConcurrentPuts(t *testing.T, s blob.Store) {
 	}
 	for range 2 * writers {
 		if err := <-done; err != nil {
-			t.Error(err)
+			t.Errorf("%v: %v", err, errors.Unwrap(err))
 		}
 	}
 	WantBlob(t, s, "same/key", want)

@@ -78,7 +78,7 @@ func RunModel(t *testing.T, s blob.Store) {
 func testOpener(t *testing.T, s blob.Store) {
 	o, ok := s.(blob.Opener)
 	if !ok {
-		t.Skip("this store's blobs are no files")
+		return // its blobs are no files
 	}
 	want := Bytes(70_000)
 	MustPut(t, s, "a/b", want)
@@ -112,7 +112,7 @@ func testOpener(t *testing.T, s blob.Store) {
 func testLinker(t *testing.T, s blob.Store) {
 	l, ok := s.(blob.Linker)
 	if !ok {
-		t.Skip("this store takes no files over")
+		return // it takes no files over
 	}
 	want := Bytes(3<<20 + 1)
 	for i, key := range []string{"a/b", "a/b", "c"} { // the second is there already

@@ -13,7 +13,9 @@ package dirblob
 import (
 	"context"
 	"errors"
+	"net/url"
 	"os"
+	"path"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -43,6 +45,17 @@ var (
 	_ blob.Opener = (*Store)(nil)
 	_ blob.Linker = (*Store)(nil)
 )
+
+// Driver opens dir:/path.
+var Driver = blob.Driver{
+	Scheme: "dir",
+	Open: func(_ context.Context, u *url.URL, _ blob.Credentials) (blob.Store, error) {
+		if !path.IsAbs(u.Path) || u.Host != "" || u.Opaque != "" {
+			return nil, dsec.Invalid("store", "want an absolute path: dir:/path")
+		}
+		return Open(u.Path)
+	},
+}
 
 const (
 	tempDir = ".tmp"     // unfinished files; no key begins with a dot

@@ -55,14 +55,21 @@ func (s *Store) storeError(ctx context.Context, what intent, err error) error {
 	return &dsec.Error{Code: code, Message: "blob store: " + message, Err: err}
 }
 
-func statusOf(err error) (int, bool) {
-	if e, ok := errors.AsType[*smithyhttp.ResponseError](err); ok && e.Response != nil {
-		return e.HTTPStatusCode(), true
+// statusOf is that of an answer, which a request that could not be sent has not.
+func statusOf(err error) (status int, answered bool) {
+	if e, ok := errors.AsType[*smithyhttp.ResponseError](err); ok && e.Response != nil && e.Response.Response != nil {
+		status = e.HTTPStatusCode()
 	}
-	return 0, false
+	return status, status != 0
 }
 
+// apiCodeOf is empty of what a proxy says in place of the server.
 func apiCodeOf(err error) string {
+	if e, ok := errors.AsType[*smithyhttp.ResponseError](err); ok && e.Response != nil && e.Response.Response != nil {
+		if t := e.Response.Header.Get("Content-Type"); isPage(&t) {
+			return ""
+		}
+	}
 	if e, ok := errors.AsType[smithy.APIError](err); ok && apiCode.MatchString(e.ErrorCode()) {
 		return e.ErrorCode()
 	}
@@ -95,12 +102,16 @@ func codeOf(what intent, status int, api string) (dsec.Code, string) {
 		return dsec.CodeUnavailable, "it is busy"
 	case "RequestTimeTooSkewed":
 		return dsec.CodeUnavailable, "its clock and this host's differ"
+	case "ExpiredToken", "InvalidToken", "TokenRefreshRequired", "InvalidAccessKeyId", "SignatureDoesNotMatch", "XAdminUserNotFound":
+		return dsec.CodeUnavailable, "it refuses the credentials"
 	case "AccessDenied", "MethodNotAllowed":
 		if what == writing {
 			return dsec.CodeUnsupported, "it is read-only to these credentials"
 		}
 	}
 	switch {
+	case status == http.StatusConflict, status == http.StatusPreconditionFailed:
+		return dsec.CodeUnavailable, "another writer was in the way"
 	case status == http.StatusInsufficientStorage:
 		return dsec.CodeExhausted, "it is full"
 	case status == http.StatusTooManyRequests, status == http.StatusRequestTimeout, status >= 500:
@@ -122,16 +133,18 @@ func (s *Store) bucketError(ctx context.Context, err error) error {
 	if !answered {
 		return s.storeError(ctx, reading, err)
 	}
-	message, field := "", storeField
-	switch status {
-	case http.StatusNotFound:
-		message = "the server has no such bucket"
-	case http.StatusMovedPermanently, http.StatusPermanentRedirect, http.StatusTemporaryRedirect, http.StatusBadRequest:
-		message = "the server does not have this bucket in this region or by this endpoint"
-	case http.StatusForbidden, http.StatusUnauthorized:
-		message, field = "the server refuses them for this bucket", "store_credentials"
+	e := &dsec.Error{Code: dsec.CodeInvalid, Field: storeField, Err: err}
+	switch api := apiCodeOf(err); {
+	case api == "NoSuchBucket":
+		e.Message = "the server has no such bucket"
+	case api == "InvalidAccessKeyId", api == "XAdminUserNotFound", status == http.StatusForbidden, status == http.StatusUnauthorized:
+		e.Message, e.Field = "the server refuses them for this bucket", "store_credentials"
+	case api == "AuthorizationHeaderMalformed", api == "PermanentRedirect":
+		e.Message = "the server does not have this bucket in this region or by this endpoint"
+	case api != "" && status < 500 && status != http.StatusTooManyRequests && status != http.StatusRequestTimeout:
+		e.Message = "the server refuses this bucket (" + api + ")"
 	default:
 		return s.storeError(ctx, reading, err)
 	}
-	return &dsec.Error{Code: dsec.CodeInvalid, Field: field, Message: message, Err: err}
+	return e
 }

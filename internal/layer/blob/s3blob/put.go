@@ -74,27 +74,23 @@ func readFull(r io.Reader, b []byte, off, size int64) error {
 }
 
 // publish does the request that makes a blob visible, and repeats it. That the blob
-// is there already, because it did its work before its answer was lost, or another
-// writer's did, is success.
+// is there already is success: the request did its work before its answer was lost,
+// or another writer's did, upon which some servers cut the connection.
 func (s *Store) publish(ctx context.Context, key string, size int64, request func(ifNoneMatch *string) error) error {
+	again := false
 	return s.cfg.Backoff.Do(ctx, func() error {
-		var condition *string
-		if !s.unconditional.Load() {
-			condition = aws.String("*")
+		if again {
+			err := s.confirm(ctx, key, size)
+			if err == nil || ctx.Err() != nil || dsec.CodeOf(err) != dsec.CodeNotFound {
+				return err
+			}
 		}
-		err := request(condition)
-		if err == nil || ctx.Err() != nil {
-			return s.storeError(ctx, writing, err)
-		}
-		if _, own := errors.AsType[*dsec.Error](err); own {
+		again = true
+		err := s.ifNoneMatch(request)
+		if _, own := errors.AsType[*dsec.Error](err); own && ctx.Err() == nil {
 			return err
 		}
-		status, _ := statusOf(err)
-		switch api := apiCodeOf(err); {
-		case status == http.StatusNotImplemented && condition != nil:
-			s.unconditional.Store(true)
-			err = request(nil)
-		case status == http.StatusPreconditionFailed, api == noSuchUpload:
+		if status, _ := statusOf(err); status == http.StatusPreconditionFailed || apiCodeOf(err) == noSuchUpload {
 			if there := s.confirm(ctx, key, size); there == nil || ctx.Err() != nil || dsec.CodeOf(there) != dsec.CodeNotFound {
 				return there
 			}
@@ -103,6 +99,20 @@ func (s *Store) publish(ctx context.Context, key string, size int64, request fun
 		}
 		return s.storeError(ctx, writing, err)
 	})
+}
+
+// ifNoneMatch does a request with the condition that no object is there, unless the
+// server does not know it.
+func (s *Store) ifNoneMatch(request func(condition *string) error) error {
+	if s.unconditional.Load() {
+		return request(nil)
+	}
+	err := request(aws.String("*"))
+	if status, _ := statusOf(err); status == http.StatusNotImplemented {
+		s.unconditional.Store(true)
+		err = request(nil)
+	}
+	return err
 }
 
 // partSize is such that the blob has not too many parts.

@@ -63,6 +63,8 @@ type Config struct {
 	PageSize int32         // keys of a list's request; 0 is what the server gives
 	Stall    time.Duration // a request that moves nothing for so long has failed; 0 is 30 s
 	Backoff  blob.Backoff  // of the requests of a put; the zero value is blob.DefaultBackoff
+
+	dial func(ctx context.Context, network, addr string) (net.Conn, error) // nil is a net.Dialer's
 }
 
 const storeField = "store"
@@ -139,6 +141,9 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 		return nil, err
 	}
 	s := &Store{cfg: cfg, http: newTransport(roots)}
+	if cfg.dial != nil {
+		s.http.DialContext = cfg.dial
+	}
 	opt := s3.Options{
 		Region: cfg.Region, UsePathStyle: cfg.PathStyle,
 		Credentials:                  aws.NewCredentialsCache(provider{cfg.Credentials}),
@@ -154,7 +159,8 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	}
 	s.client = s3.New(opt)
 	err = cfg.Backoff.Do(ctx, func() error {
-		_, err := s.client.HeadBucket(ctx, &s3.HeadBucketInput{Bucket: &cfg.Bucket})
+		// A list, for what is wrong with a head is not told.
+		_, err := s.client.ListObjectsV2(ctx, &s3.ListObjectsV2Input{Bucket: &cfg.Bucket, Prefix: s.object(""), MaxKeys: aws.Int32(1)})
 		return s.bucketError(ctx, err)
 	})
 	if err != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"math"
 	"net/http"
 	"time"
 )
@@ -13,8 +14,11 @@ var (
 	errTooLong = errors.New("an answer that is too long")
 )
 
-// maxAnswer bounds what the SDK reads into memory: all answers but objects.
-const maxAnswer = 16 << 20
+// What the SDK reads into memory is bounded: all answers but objects.
+const (
+	maxAnswer = 4 << 20 // a list of 1,000 keys is a tenth of it
+	maxError  = 64 << 10
+)
 
 // completeStall is how long the server may put parts together.
 const completeStall = 5 * time.Minute
@@ -47,8 +51,11 @@ func (c *client) Do(req *http.Request) (*http.Response, error) {
 		return nil, err
 	}
 	b := &body{ReadCloser: resp.Body, watch: w, last: true, left: maxAnswer}
-	if isObject {
-		b.left = 1 << 62
+	switch {
+	case resp.StatusCode >= 300:
+		b.left = maxError
+	case isObject:
+		b.left = math.MaxInt64
 	}
 	resp.Body = b
 	return resp, nil
