@@ -32,8 +32,9 @@ type Store struct {
 	path   string
 	writer string // how the names of this process's unfinished files begin
 	calls  calls
+	files  files
 	noMove atomic.Bool    // renameat2 cannot do what is asked of it here
-	late   sync.WaitGroup // removals of what a Put left whose caller did not wait
+	late   sync.WaitGroup // what frees something for which no caller waits
 
 	mu   sync.Mutex
 	root *os.File // one that was replaced is closed when nobody refers to it any more
@@ -110,8 +111,16 @@ func (s *Store) prepare() error {
 // Close gives the directory up: its file system can be unmounted, unless a call
 // still waits for it. No call may follow.
 func (s *Store) Close() error {
-	if !s.calls.end() {
-		return nil // it is closed once nobody refers to it
+	idle := s.calls.end()
+	for _, f := range s.files.all() {
+		if !idle {
+			s.closeFiles([]*os.File{f})
+		} else if err := f.Close(); err != nil {
+			return storeError(reading, err)
+		}
+	}
+	if !idle {
+		return nil // the directory is closed once nobody refers to it
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -241,6 +250,7 @@ func (s *Store) Delete(ctx context.Context, key string) error {
 	if err := blob.CheckKey(key); err != nil {
 		return err
 	}
+	s.closeFiles(s.files.drop(key, nil))
 	_, err := call(ctx, &s.calls, s.calls.timeout, func() (struct{}, error) {
 		err := s.withDir(func(root *os.File) error { return remove(root, key) })
 		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) {

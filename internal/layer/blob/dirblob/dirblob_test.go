@@ -1,12 +1,15 @@
 package dirblob
 
 import (
+	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"github.com/opendsec/dsec"
@@ -92,6 +95,43 @@ func TestNotBlobs(t *testing.T) {
 		t.Errorf("outside: %q, %v", b, err)
 	}
 	wantNoTemps(t, dir)
+}
+
+// TestOpenFiles reads more blobs than are kept open, from many goroutines.
+func TestOpenFiles(t *testing.T) {
+	s := mustOpen(t, t.TempDir())
+	const blobs = maxOpen + 20
+	for i := range blobs {
+		blobtest.MustPut(t, s, fmt.Sprint("b/", i), []byte(fmt.Sprintf("%04d", i)))
+	}
+	var g errgroup.Group
+	for w := range 8 {
+		g.Go(func() error {
+			p := make([]byte, 4)
+			for i := range 3 * blobs {
+				b := i * (w + 1) % blobs
+				if _, err := s.ReadAt(context.Background(), fmt.Sprint("b/", b), p, 0); err != nil || string(p) != fmt.Sprintf("%04d", b) {
+					return fmt.Errorf("blob %d is %q, %w", b, p, err)
+				}
+			}
+			return nil
+		})
+	}
+	if err := g.Wait(); err != nil {
+		t.Error(err)
+	}
+	if n := len(s.files.open); n == 0 || n > maxOpen {
+		t.Errorf("%d files are open, want at most %d", n, maxOpen)
+	}
+	for _, o := range s.files.open {
+		o.used = o.used.Add(-2 * openIdle)
+	}
+	blobtest.WantBlob(t, s, "b/0", []byte("0000"))
+	blobtest.MustPut(t, s, "new", []byte("x"))
+	blobtest.WantBlob(t, s, "new", []byte("x"))
+	if n := len(s.files.open); n > 2 {
+		t.Errorf("%d files are open, but two of them idle", n)
+	}
 }
 
 func TestClosed(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -303,16 +304,48 @@ func TestRequests(t *testing.T) {
 	blobtest.MustPut(t, s, "data/key", blobtest.Bytes(1<<20))
 	var n atomic.Int64
 	fs.Set(func(op faultfs.Op) faultfs.Fault {
-		if op != faultfs.Flush { // of a close, for which nobody waits
+		if op == faultfs.Lookup || op == faultfs.Open { // how often attributes and bytes are asked for is the kernel's
 			n.Add(1)
 		}
 		return faultfs.Fault{}
 	})
-	if _, err := s.ReadAt(t.Context(), "data/key", make([]byte, 128<<10), 128<<10); err != nil {
+	for i, want := range []int64{3, 0, 0} {
+		n.Store(0)
+		if _, err := s.ReadAt(t.Context(), "data/key", make([]byte, 128<<10), int64(i)*256<<10); err != nil {
+			t.Fatal(err)
+		}
+		if n.Load() > want {
+			t.Errorf("%d lookups and opens for read %d, want at most %d", n.Load(), i, want)
+		}
+	}
+}
+
+// TestAFileThatFails has one that is kept open fail where another handle does not.
+func TestAFileThatFails(t *testing.T) {
+	fs, _ := faulty(t, nil)
+	s := mustOpen(t, fs.Dir())
+	const size = 4 << 20 // of which the kernel does not read the end with the start
+	want := blobtest.Bytes(size)
+	blobtest.MustPut(t, s, "a", want)
+	p := make([]byte, 1)
+	if _, err := s.ReadAt(t.Context(), "a", p, 0); err != nil || s.files.get("a") == nil {
+		t.Fatalf("%v, or it was not kept open", err)
+	}
+	var failed atomic.Bool
+	fs.Set(func(op faultfs.Op) faultfs.Fault {
+		if op == faultfs.Read && !failed.Swap(true) {
+			return faultfs.Fault{Errno: unix.EIO}
+		}
+		return faultfs.Fault{}
+	})
+	if n, err := s.ReadAt(t.Context(), "a", p, size-1); n != 1 || err != nil && err != io.EOF || p[0] != want[size-1] || !failed.Load() {
+		t.Errorf("%d, %v", n, err)
+	}
+	fs.Set(nil)
+	if err := s.Delete(t.Context(), "a"); err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("%d requests for a read of 128 KiB", n.Load())
-	if n.Load() > 6 {
-		t.Errorf("%d requests for a read of 128 KiB, want at most 6", n.Load())
-	}
+	blobtest.WantNone(t, s, "a")
+	_, err := s.ReadAt(t.Context(), "a", p, 0)
+	blobtest.WantCode(t, "read of a deleted blob", err, dsec.CodeNotFound, "")
 }

@@ -13,9 +13,6 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"github.com/aws/aws-sdk-go-v2/aws"
-	"github.com/aws/aws-sdk-go-v2/service/s3"
-
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/layer/blob"
 	"github.com/opendsec/dsec/internal/layer/blob/blobtest"
@@ -111,7 +108,7 @@ func TestWrongAnswers(t *testing.T) {
 		"too many":                 {object{status: 429}, dsec.CodeUnavailable},
 		"a redirect":               {http.RedirectHandler("http://127.0.0.1:1/elsewhere", http.StatusTemporaryRedirect), dsec.CodeInternal},
 		"an error without an end":  {http.HandlerFunc(endlessError), dsec.CodeUnavailable},
-		"an error that is too big": {http.HandlerFunc(hugeError), dsec.CodeInternal},
+		"an error that is too big": {http.HandlerFunc(hugeError), dsec.CodeUnavailable},
 		"not there":                {object{status: 404, typ: "application/xml", body: []byte(`<Error><Code>NoSuchKey</Code></Error>`)}, dsec.CodeNotFound},
 		"no bucket any more":       {object{status: 404, typ: "application/xml", body: []byte(`<Error><Code>NoSuchBucket</Code></Error>`)}, dsec.CodeUnavailable},
 		"the key expired":          {object{status: 400, typ: "application/xml", body: []byte(`<Error><Code>ExpiredToken</Code></Error>`)}, dsec.CodeUnavailable},
@@ -265,12 +262,14 @@ func FuzzRange(f *testing.F) {
 		if off < 0 || want <= 0 || want > 1<<31 || off > 1<<62 {
 			return
 		}
-		out := &s3.GetObjectOutput{ContentRange: &header, ETag: aws.String("x"), ContentLength: &length}
-		n, err := lengthOf(out, off, want)
+		n, err := lengthOf(http.Header{"Content-Range": {header}, "Etag": {"x"}}, length, off, want)
 		if err != nil {
 			return
 		}
 		first, last, total, ok := parseRange(header)
+		if header == "" && off == 0 && int64(n) == length && length <= want {
+			return // all of it
+		}
 		if !ok || first != off || int64(n) != last-first+1 || int64(n) > want || n <= 0 || length >= 0 && length != int64(n) {
 			t.Errorf("%q of %d bytes for %d from %d: %d", header, length, want, off, n)
 		}

@@ -57,6 +57,9 @@ func (s *Store) storeError(ctx context.Context, what intent, err error) error {
 
 // statusOf is that of an answer, which a request that could not be sent has not.
 func statusOf(err error) (status int, answered bool) {
+	if e, ok := errors.AsType[*answerError](err); ok {
+		return e.status, true
+	}
 	if e, ok := errors.AsType[*smithyhttp.ResponseError](err); ok && e.Response != nil && e.Response.Response != nil {
 		status = e.HTTPStatusCode()
 	}
@@ -65,8 +68,11 @@ func statusOf(err error) (status int, answered bool) {
 
 // apiCodeOf is empty of what a proxy says in place of the server.
 func apiCodeOf(err error) string {
+	if e, ok := errors.AsType[*answerError](err); ok {
+		return e.code
+	}
 	if e, ok := errors.AsType[*smithyhttp.ResponseError](err); ok && e.Response != nil && e.Response.Response != nil {
-		if t := e.Response.Header.Get("Content-Type"); isPage(&t) {
+		if isPage(e.Response.Header.Get("Content-Type")) {
 			return ""
 		}
 	}

@@ -36,16 +36,14 @@ func (s *Store) Stat(ctx context.Context, key string) (blob.Info, error) {
 	if err != nil {
 		return blob.Info{}, s.storeError(ctx, reading, err)
 	}
-	if out.ContentLength == nil || *out.ContentLength < 0 || out.LastModified == nil || aws.ToString(out.ETag) == "" || isPage(out.ContentType) {
+	if out.ContentLength == nil || *out.ContentLength < 0 || out.LastModified == nil || aws.ToString(out.ETag) == "" || isPage(aws.ToString(out.ContentType)) {
 		return blob.Info{}, errAnswer("the head of no object: %d bytes, type %.40q", aws.ToInt64(out.ContentLength), aws.ToString(out.ContentType))
 	}
 	return blob.Info{Key: key, Size: *out.ContentLength, Created: out.LastModified.UTC()}, nil
 }
 
 // isPage is of what a proxy says in place of the server.
-func isPage(contentType *string) bool {
-	return strings.HasPrefix(aws.ToString(contentType), "text/html")
-}
+func isPage(contentType string) bool { return strings.HasPrefix(contentType, "text/html") }
 
 // ReadAt implements blob.Store.
 func (s *Store) ReadAt(ctx context.Context, key string, p []byte, off int64) (int, error) {
@@ -58,25 +56,23 @@ func (s *Store) ReadAt(ctx context.Context, key string, p []byte, off int64) (in
 	if err := ctx.Err(); err != nil || len(p) == 0 {
 		return 0, err
 	}
-	out, err := s.client.GetObject(ctx, &s3.GetObjectInput{
-		Bucket: &s.cfg.Bucket, Key: s.object(key), Range: aws.String(fmt.Sprintf("bytes=%d-%d", off, off+int64(len(p))-1)),
-	})
+	resp, err := s.getter.get(ctx, *s.object(key), off, int64(len(p)))
 	if status, ok := statusOf(err); ok && status == http.StatusRequestedRangeNotSatisfiable && ctx.Err() == nil {
 		return 0, s.behind(ctx, key, off)
 	}
 	if err != nil {
 		return 0, s.storeError(ctx, reading, err)
 	}
-	defer out.Body.Close()
-	n, err := lengthOf(out, off, int64(len(p)))
+	defer resp.Body.Close()
+	n, err := lengthOf(resp.Header, resp.ContentLength, off, int64(len(p)))
 	if err != nil {
 		return 0, err
 	}
-	got, err := io.ReadFull(out.Body, p[:n])
+	got, err := io.ReadFull(resp.Body, p[:n])
 	if err != nil {
 		return got, s.storeError(ctx, reading, err)
 	}
-	if err := atEnd(out.Body); errors.Is(err, errMore) {
+	if err := atEnd(resp.Body); errors.Is(err, errMore) {
 		return 0, errAnswer("more than the %d bytes that it told of", n)
 	} else if err != nil {
 		return 0, s.storeError(ctx, reading, err)
@@ -112,26 +108,22 @@ func atEnd(r io.Reader) error {
 	return nil
 }
 
-// lengthOf is how many bytes of the want from off an answer holds. It is fewer only
-// where the object ends there.
-func lengthOf(out *s3.GetObjectOutput, off, want int64) (int, error) {
-	length := int64(-1)
-	if out.ContentLength != nil {
-		length = *out.ContentLength
-	}
-	if enc := aws.ToString(out.ContentEncoding); enc != "" && enc != "identity" && enc != "aws-chunked" {
+// lengthOf is how many bytes of the want from off an answer holds, which tells of
+// length bytes or, with -1, of none. It is fewer only where the object ends there.
+func lengthOf(h http.Header, length, off, want int64) (int, error) {
+	if enc := h.Get("Content-Encoding"); enc != "" && enc != "identity" && enc != "aws-chunked" {
 		return 0, errAnswer("bytes encoded as %.40q", enc)
 	}
-	if isPage(out.ContentType) || aws.ToString(out.ETag) == "" {
-		return 0, errAnswer("no object: type %.40q", aws.ToString(out.ContentType))
+	if isPage(h.Get("Content-Type")) || h.Get("ETag") == "" {
+		return 0, errAnswer("no object: type %.40q", h.Get("Content-Type"))
 	}
-	first, last, total, ok := parseRange(aws.ToString(out.ContentRange))
+	first, last, total, ok := parseRange(h.Get("Content-Range"))
 	if !ok {
 		// A server that knows no ranges answers with all, which may be what was asked for.
-		if out.ContentRange == nil && off == 0 && 0 <= length && length <= want {
+		if h.Get("Content-Range") == "" && off == 0 && 0 <= length && length <= want {
 			return int(length), nil
 		}
-		return 0, errAnswer("no range but %.80q, of %d bytes", aws.ToString(out.ContentRange), length)
+		return 0, errAnswer("no range but %.80q, of %d bytes", h.Get("Content-Range"), length)
 	}
 	n := last - first + 1
 	if first != off || last != min(off+want, total)-1 || length >= 0 && length != n {

@@ -107,6 +107,7 @@ func parse(u *url.URL) (Config, error) {
 type Store struct {
 	cfg           Config
 	client        *s3.Client
+	getter        *getter
 	http          *http.Transport
 	unconditional atomic.Bool    // the server does not know If-None-Match
 	aborts        sync.WaitGroup // of uploads whose put failed
@@ -156,6 +157,9 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	}
 	if cfg.Endpoint != "" {
 		opt.BaseEndpoint = aws.String(cfg.Endpoint)
+	}
+	if s.getter, err = newGetter(ctx, opt, cfg.Bucket); err != nil {
+		return nil, err
 	}
 	s.client = s3.New(opt)
 	err = cfg.Backoff.Do(ctx, func() error {
