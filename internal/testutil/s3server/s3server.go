@@ -113,7 +113,7 @@ func (s *Server) Kill() error {
 		return nil
 	}
 	err := s.cmd.Process.Kill()
-	<-s.done
+	_ = <-s.done
 	s.cmd = nil
 	return err
 }
@@ -128,7 +128,7 @@ func (s *Server) Restart(ctx context.Context) error {
 		return err
 	}
 	defer log.Close()
-	s.cmd = exec.Command(s.args[0], s.args[1:]...) //nolint:noctx // it outlives ctx
+	s.cmd = exec.Command(s.args[0], s.args[1:]...) // it outlives ctx
 	s.cmd.Env = append(os.Environ(), "ROOT_ACCESS_KEY_ID="+id, "ROOT_SECRET_ACCESS_KEY="+secret)
 	s.cmd.Stdout, s.cmd.Stderr = log, log
 	// It ends with this process; the signal is of the thread, which therefore stays.

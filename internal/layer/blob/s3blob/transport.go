@@ -65,7 +65,7 @@ func (c *client) Do(req *http.Request) (*http.Response, error) {
 type watch struct {
 	stall  time.Duration
 	timer  *time.Timer
-	ctx    context.Context //nolint:containedctx // of the request that it watches
+	ctx    context.Context // of the request that it watches
 	cancel context.CancelCauseFunc
 }
 
