@@ -28,7 +28,7 @@ CRASH_PKGS    = $(shell grep -rl --include='*_test.go' '^func TestCrash' cmd int
 FUZZTIME     ?= 30s
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build generate gen check lint vet unit root-test crash-test python-test test test-guest fuzz bench pgo demo \
+.PHONY: help setup build generate gen check lint vet s3server unit root-test crash-test python-test test test-guest fuzz bench pgo demo \
         sbom deb install clean
 
 help: ## print this
@@ -62,16 +62,20 @@ check: setup vet lint ## what review asks first: format, vet, linters, tidy modu
 lint:
 	nice $(GO) tool -modfile=tools/lint/go.mod golangci-lint run ./...
 
+# The S3 server that tests run against is not ours; the go command keeps the binary.
+s3server:
+	@nice $(GO) tool -modfile=tools/s3server/go.mod -n versitygw >/dev/null
+
 $(OUT)/testsum: $(wildcard scripts/testsum/*.go)
 	@mkdir -p $(OUT)
 	@$(GO) build -o $@ ./scripts/testsum
 
-unit: generate $(OUT)/testsum ## tests that need no root, with the race detector
+unit: generate s3server $(OUT)/testsum ## tests that need no root, with the race detector
 	@$(if $(AGAIN),rm -f $(AGAIN))
 	DSEC_WITHOUT=root $(GO) test -race -json ./... | $(TESTSUM) $(if $(AGAIN),-again $(AGAIN))
 	$(GO) test -json ./internal/rawnet | $(TESTSUM) # which is package net under the race detector
 
-root-test: generate $(OUT)/testsum ## tests of the kernel's part: run as root, on a machine of their own
+root-test: generate s3server $(OUT)/testsum ## tests of the kernel's part: run as root, on a machine of their own
 	@if [ "$$(id -u)" != 0 ]; then echo "root-test: not root, not run" >&2; exit 1; fi
 	@$(if $(AGAIN),test -s $(AGAIN) || { echo "root-test: unit did not say what it left" >&2; exit 1; })
 	DSEC_MUST=root DSEC_LEDGER=machine $(GO) test -p 1 -json -timeout 15m $(if $(AGAIN),-run "$$(cat $(AGAIN))") $(ROOT_PKGS) | $(TESTSUM)

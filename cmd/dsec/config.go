@@ -42,6 +42,7 @@ type Config struct {
 	API       APIConfig       `toml:"api"`
 	Etcd      EtcdConfig      `toml:"etcd"`
 	Edge      EdgeConfig      `toml:"edge"`
+	Layers    LayersConfig    `toml:"layers"`
 	Container ContainerConfig `toml:"container"`
 }
 
@@ -347,6 +348,9 @@ func (c *Config) Validate() error {
 		return err
 	}
 	if err := c.Container.validate(); err != nil {
+		return err
+	}
+	if err := c.Layers.validate(); err != nil {
 		return err
 	}
 	return c.Edge.validate()

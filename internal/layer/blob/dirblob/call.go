@@ -3,6 +3,7 @@ package dirblob
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync/atomic"
 	"time"
 
@@ -84,6 +85,27 @@ func call[T any](ctx context.Context, c *calls, timeout time.Duration, f func() 
 	c.stuck.Add(-1)
 	r := <-done
 	return r.v, r.err
+}
+
+// end takes all slots, so that no call follows. It is false where some are in use.
+func (c *calls) end() bool {
+	c.stuck.Store(2 * maxCalls) // so that calls fail at once
+	for range maxCalls {
+		select {
+		case c.slots <- struct{}{}:
+		default:
+			return false
+		}
+	}
+	return true
+}
+
+// idle is an error while calls have not returned.
+func (c *calls) idle() error {
+	if n := len(c.slots); n > 0 {
+		return fmt.Errorf("%d calls have not returned, %d of them left behind", n, c.stuck.Load())
+	}
+	return nil
 }
 
 // leftBehind reports whether err is that of a call which may still be running.

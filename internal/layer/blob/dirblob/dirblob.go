@@ -13,7 +13,9 @@ package dirblob
 import (
 	"context"
 	"errors"
+	"net/url"
 	"os"
+	"path"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -30,18 +32,13 @@ type Store struct {
 	path   string
 	writer string // how the names of this process's unfinished files begin
 	calls  calls
-	noMove atomic.Bool // renameat2 cannot do what is asked of it here
+	files  files
+	noMove atomic.Bool    // renameat2 cannot do what is asked of it here
+	late   sync.WaitGroup // what frees something for which no caller waits
 
 	mu   sync.Mutex
-	root *os.File // never closed while somebody may use it: its finalizer does
+	root *os.File // one that was replaced is closed when nobody refers to it any more
 	id   string   // what the directory's idFile holds; empty where it could not be written
-}
-
-// Close gives the directory's descriptor back, once no call is under way.
-func (s *Store) Close() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.root.Close()
 }
 
 var (
@@ -49,6 +46,17 @@ var (
 	_ blob.Opener = (*Store)(nil)
 	_ blob.Linker = (*Store)(nil)
 )
+
+// Driver opens dir:/path.
+var Driver = blob.Driver{
+	Scheme: "dir",
+	Open: func(_ context.Context, u *url.URL, _ blob.Credentials) (blob.Store, error) {
+		if !path.IsAbs(u.Path) || u.Host != "" || u.Opaque != "" {
+			return nil, dsec.Invalid("store", "want an absolute path: dir:/path")
+		}
+		return Open(u.Path)
+	},
+}
 
 const (
 	tempDir = ".tmp"     // unfinished files; no key begins with a dot
@@ -72,7 +80,7 @@ func Open(dir string) (*Store, error) {
 		return nil, err
 	}
 	if err := s.Sweep(ctx); err != nil && dsec.CodeOf(err) != dsec.CodeUnsupported {
-		return nil, err
+		return nil, errors.Join(err, s.Close())
 	}
 	return s, nil
 }
@@ -91,11 +99,32 @@ func (s *Store) prepare() error {
 		err = writeID(root)
 	}
 	if err != nil && !isReadOnly(err) {
-		return storeError(writing, err)
+		return storeError(writing, errors.Join(err, root.Close()))
+	}
+	if s.id, err = readID(root); err != nil {
+		return storeError(reading, errors.Join(err, root.Close()))
 	}
 	s.root = root
-	s.id, err = readID(root)
-	return storeError(reading, err)
+	return nil
+}
+
+// Close gives the directory up: its file system can be unmounted, unless a call
+// still waits for it. No call may follow.
+func (s *Store) Close() error {
+	idle := s.calls.end()
+	for _, f := range s.files.all() {
+		if !idle {
+			s.closeFiles([]*os.File{f})
+		} else if err := f.Close(); err != nil {
+			return storeError(reading, err)
+		}
+	}
+	if !idle {
+		return nil // the directory is closed once nobody refers to it
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.root.Close()
 }
 
 // dir is the open directory of the store.
@@ -221,6 +250,7 @@ func (s *Store) Delete(ctx context.Context, key string) error {
 	if err := blob.CheckKey(key); err != nil {
 		return err
 	}
+	s.closeFiles(s.files.drop(key, nil))
 	_, err := call(ctx, &s.calls, s.calls.timeout, func() (struct{}, error) {
 		err := s.withDir(func(root *os.File) error { return remove(root, key) })
 		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) {
@@ -243,8 +273,8 @@ func remove(root *os.File, key string) error {
 	if errors.Is(err, unix.EISDIR) {
 		return nil // the directory of other keys is no blob
 	}
-	if err != nil {
+	if err != nil && !errors.Is(err, unix.ENOENT) {
 		return err
 	}
-	return syncDir(parent)
+	return syncDir(parent) // also where another one's Delete has not come to this
 }

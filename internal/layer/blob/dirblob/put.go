@@ -44,24 +44,47 @@ func (s *Store) Put(ctx context.Context, key string, r io.Reader, size int64) er
 		err = s.publish(ctx, t, key, size)
 	}
 	if leftBehind(err) {
-		go s.discard(ctx, t) // it may hang as well
+		s.late.Go(func() { s.discard(ctx, t) }) // it may hang as well
 	} else if err != nil {
 		s.discard(ctx, t)
 	}
 	return err
 }
 
-// isThere also finds a blob of that key which cannot be the one that is put.
+// isThere also finds a blob of that key which cannot be the one that is put. Who
+// put one that is there may not have come to making its name durable.
 func (s *Store) isThere(ctx context.Context, key string, size int64) (bool, error) {
-	info, err := s.Stat(ctx, key)
+	if err := blob.CheckKey(key); err != nil {
+		return false, err
+	}
+	_, err := call(ctx, &s.calls, s.calls.timeout, func() (struct{}, error) {
+		err := s.withDir(func(root *os.File) error { return confirm(root, key, size) })
+		return struct{}{}, storeError(reading, err)
+	}, nil)
 	if err == nil {
-		err = sameSize(info, size)
-		return err == nil, err
+		return true, nil
 	}
 	if dsec.CodeOf(err) == dsec.CodeNotFound {
 		return false, nil
 	}
 	return false, err
+}
+
+// confirm is nil where a blob is there, durably.
+func confirm(root *os.File, key string, size int64) error {
+	info, err := stat(root, key)
+	if err == nil {
+		err = sameSize(info, size)
+	}
+	if err != nil {
+		return err
+	}
+	parent, _, err := openParent(root, key)
+	if err != nil {
+		return err
+	}
+	defer parent.Close()
+	return syncDir(parent)
 }
 
 func sameSize(info blob.Info, size int64) error {
@@ -197,22 +220,19 @@ func (s *Store) move(root *os.File, from string, parent *os.File, name string) e
 // movedAnyway looks at what is there after err: another writer's blob, or t itself
 // where a server did its work but its answer was lost and the question repeated.
 func movedAnyway(root *os.File, t *temp, key string, size int64, err error) error {
-	info, statErr := stat(root, key)
-	switch {
-	case errors.Is(err, unix.EEXIST) && errors.Is(statErr, unix.ENOENT):
-		return unix.EISDIR
-	case errors.Is(err, unix.EEXIST) && statErr == nil:
-		if err := sameSize(info, size); err != nil {
-			return err
-		}
-		_ = retry(func() error { return unix.Unlinkat(int(root.Fd()), t.name, 0) })
-		return nil
-	case errors.Is(err, unix.ENOENT) && statErr == nil && info.Size == size:
-		return nil
-	case errors.Is(err, unix.ENOENT):
-		return &dsec.Error{Code: dsec.CodeUnavailable, Message: "blob store: the unfinished blob was swept", Err: err}
+	if !errors.Is(err, unix.EEXIST) && !errors.Is(err, unix.ENOENT) {
+		return err
 	}
-	return err
+	switch there := confirm(root, key, size); {
+	case errors.Is(there, unix.ENOENT) && errors.Is(err, unix.EEXIST):
+		return unix.EISDIR
+	case errors.Is(there, unix.ENOENT):
+		return &dsec.Error{Code: dsec.CodeUnavailable, Message: "blob store: the unfinished blob was swept", Err: err}
+	case there != nil:
+		return there
+	}
+	_ = retry(func() error { return unix.Unlinkat(int(root.Fd()), t.name, 0) })
+	return nil
 }
 
 // discard removes what a Put that failed has made. What stays where the store
@@ -294,12 +314,9 @@ func link(root *os.File, key string, f *os.File, size int64) (bool, error) {
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.EXDEV), errors.Is(err, unix.EPERM), cannot(err):
 		return false, nil
 	case errors.Is(err, unix.EEXIST):
-		info, err := stat(root, key)
+		err := confirm(root, key, size)
 		if errors.Is(err, unix.ENOENT) {
-			return false, unix.EISDIR
-		}
-		if err == nil {
-			err = sameSize(info, size)
+			err = unix.EISDIR
 		}
 		return err == nil, err
 	case err != nil:

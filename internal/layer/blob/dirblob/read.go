@@ -39,16 +39,8 @@ func (s *Store) ReadAt(ctx context.Context, key string, p []byte, off int64) (n 
 func (s *Store) readAt(ctx context.Context, key string, p []byte, off int64) (int, error) {
 	buf := buffers.Get().(*[ioSize]byte)
 	b := buf[:len(p)]
-	n, err := call(ctx, &s.calls, s.calls.timeout, func() (n int, err error) {
-		err = s.withDir(func(root *os.File) error {
-			f, err := openBlob(root, key)
-			if err != nil {
-				return err
-			}
-			defer f.Close()
-			n, err = f.ReadAt(b, off)
-			return err
-		})
+	n, err := call(ctx, &s.calls, s.calls.timeout, func() (int, error) {
+		n, err := s.readFile(key, b, off)
 		if err == io.EOF {
 			return n, err
 		}
@@ -59,6 +51,33 @@ func (s *Store) readAt(ctx context.Context, key string, p []byte, off int64) (in
 	}
 	copy(p, b[:n])
 	buffers.Put(buf)
+	return n, err
+}
+
+// readFile reads from a file that is open, or opens it: also where one that was
+// open fails, which may be another server's.
+func (s *Store) readFile(key string, b []byte, off int64) (int, error) {
+	if f := s.files.get(key); f != nil {
+		n, err := f.ReadAt(b, off)
+		if err == nil || err == io.EOF {
+			return n, err
+		}
+		s.closeFiles(s.files.drop(key, f))
+	}
+	var f *os.File
+	err := s.withDir(func(root *os.File) (err error) {
+		f, err = openBlob(root, key)
+		return err
+	})
+	if err != nil {
+		return 0, err
+	}
+	n, err := f.ReadAt(b, off)
+	if err == nil || err == io.EOF {
+		s.closeFiles(s.files.add(key, f))
+	} else {
+		s.closeFiles([]*os.File{f})
+	}
 	return n, err
 }
 
