@@ -44,7 +44,7 @@ func (l *LayersConfig) validate() error {
 func openBlobs(ctx context.Context, cfg *Config, reg prometheus.Registerer) (blob.Store, error) {
 	url := cfg.Layers.Store
 	if url == "" {
-		url = filepath.Join(cfg.DataDir, "blobs")
+		url = filepath.Join(cfg.DataDir, "layers", "blobs")
 	}
 	s, err := blob.Open(ctx, blobDrivers, url,
 		blob.Credentials{File: cfg.Layers.StoreCredentials, Env: os.LookupEnv},

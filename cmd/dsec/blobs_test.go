@@ -33,7 +33,7 @@ func TestOpenBlobs(t *testing.T) {
 		}
 		dir := strings.TrimPrefix(c.Layers.Store, "dir:")
 		if dir == "" {
-			dir = filepath.Join(c.DataDir, "blobs")
+			dir = filepath.Join(c.DataDir, "layers", "blobs")
 		}
 		if _, err := os.Stat(filepath.Join(dir, "a")); err != nil {
 			t.Error(err)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"log/slog"
 	"net/http"
@@ -78,7 +79,12 @@ func startEdge(ctx context.Context, cfg *Config, log *slog.Logger, reg *promethe
 		}
 		stack.Push(func(context.Context) error { return lock.Close() })
 	}
-	layers, err := layer.Open(filepath.Join(cfg.DataDir, "layers"), layer.Options{Logger: log})
+	blobs, err := openBlobs(ctx, cfg, reg)
+	if err != nil {
+		return nil, ofRoot(err)
+	}
+	stack.Push(func(context.Context) error { return blobs.(io.Closer).Close() })
+	layers, err := layer.Open(filepath.Join(cfg.DataDir, "layers"), layer.Options{Blobs: blobs, Own: cfg.Layers.Store == "", Logger: log})
 	if err != nil {
 		return nil, err
 	}

@@ -71,6 +71,8 @@ type Options struct {
 	// Blobs is where layers are kept: a directory in the store's own, which no
 	// other node sees.
 	Blobs blob.Store
+	// Own says that nobody else stores anything in Blobs.
+	Own bool
 	// Lazy offers data that the kernel cannot read from the store by itself; nil:
 	// nothing does.
 	Lazy Lazy

@@ -77,12 +77,13 @@ func Open(dir string, opt Options) (*Store, error) {
 	}
 	s.lock = lock
 	if s.blobs = s.opt.Blobs; s.blobs == nil {
+		s.opt.Own = true
 		s.blobs, err = dirblob.Open(filepath.Join(dir, "blobs"))
 	}
 	if err == nil {
 		err = s.load()
 	}
-	if err == nil && s.opt.Blobs == nil { // nobody else stores anything there
+	if err == nil && s.opt.Own {
 		_, err = s.Sweep(context.Background(), 0)
 	}
 	if err != nil {

@@ -28,6 +28,11 @@ func (s *Store) Sweep(ctx context.Context, age time.Duration) ([]Stored, error) 
 		whole  bool
 		newest time.Time
 	}
+	if sweeper, ok := s.blobs.(blob.Sweeper); ok {
+		if err := sweeper.Sweep(ctx); err != nil {
+			return nil, err
+		}
+	}
 	layers := map[string]*found{} // by the layer's part of the key
 	err := s.blobs.List(ctx, layersPrefix, func(b blob.Info) error {
 		dir, part := path.Split(b.Key)
