@@ -405,11 +405,11 @@ func (c *Client) Open(ctx context.Context, im Image) (*os.File, error) {
 	return c.openFUSE(ctx, name(im.Key))
 }
 
-// openFUSE opens a file of the mount on a goroutine of its own: layerd answers the
-// kernel for that, and may not be there.
+// openFUSE opens a file of the mount. layerd answers the kernel for that, and may
+// not be there.
 func (c *Client) openFUSE(ctx context.Context, name string) (*os.File, error) {
 	c.mu.Lock()
-	mnt, err := unix.FcntlInt(c.mnt.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	fd, err := unix.FcntlInt(c.mnt.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 	c.mu.Unlock()
 	if err != nil {
 		return nil, err
@@ -420,9 +420,9 @@ func (c *Client) openFUSE(ctx context.Context, name string) (*os.File, error) {
 	}
 	done := make(chan opened, 1)
 	go func() {
-		dir := directory{os.NewFile(uintptr(mnt), "mount")}
-		defer dir.f.Close()
-		f, err := dir.open(name, unix.O_RDONLY)
+		mnt := os.NewFile(uintptr(fd), "mount")
+		defer mnt.Close()
+		f, err := openApart(mnt, name)
 		done <- opened{f, err}
 	}()
 	select {

@@ -220,6 +220,8 @@ func (s *fuseServer) answer(h fuse.InHeader, b []byte) {
 	case opInit:
 		in, _ := requestAs[fuse.InitIn](padded(b, unsafe.Sizeof(fuse.InitIn{})))
 		out := greet(&in)
+		_, limits := s.cache.settings()
+		out.RequestTimeout = requestTimeout(limits.RetryFor)
 		s.reply(h.Unique, 0, bytesOf(&out))
 	case opLookup:
 		im := s.byName(cString(b[unsafe.Sizeof(h):]))
@@ -256,7 +258,7 @@ func (s *fuseServer) answer(h fuse.InHeader, b []byte) {
 // greet is the answer to the kernel's first request.
 func greet(in *fuse.InitIn) fuse.InitOut {
 	const want = fuse.CAP_ASYNC_READ | fuse.CAP_PARALLEL_DIROPS | fuse.CAP_NO_OPEN_SUPPORT | fuse.CAP_NO_OPENDIR_SUPPORT |
-		fuse.CAP_MAX_PAGES | fuse.CAP_HAS_RESEND | fuseInitExt
+		fuse.CAP_MAX_PAGES | fuse.CAP_HAS_RESEND | fuse.CAP_REQUEST_TIMEOUT | fuseInitExt
 	offered := uint64(in.Flags)
 	if offered&fuseInitExt != 0 {
 		offered |= uint64(in.Flags2) << 32
@@ -268,6 +270,13 @@ func greet(in *fuse.InitIn) fuse.InitOut {
 		MaxBackground: 128, CongestionThreshold: 96, MaxWrite: fuseMaxWrite, TimeGran: 1,
 		MaxPages: fuseMaxRead / 4096,
 	}
+}
+
+// requestTimeout is after how many seconds without an answer the kernel, from 6.14
+// on, ends the connection: no process is to wait for ever for one that nobody
+// serves, see openApart. It is far more than a fetch and a restart take.
+func requestTimeout(retryFor time.Duration) uint16 {
+	return uint16(min(max(120*time.Second, 4*retryFor)/time.Second, 1<<16-1))
 }
 
 func padded(b []byte, n uintptr) []byte {

@@ -159,7 +159,7 @@ func (s *server) load(holds map[string]hold, data map[string]*os.File, group, fu
 		}
 		im.inUse = h.InUse
 		if h.FrontEnd == Fanotify {
-			im.armed, im.marked = true, true
+			im.armed, im.marked = true, true // it may have one, though it is complete
 		}
 	}
 	for n, e := range entries {
@@ -190,7 +190,7 @@ func (s *server) startFanotify(group, events *os.File) error {
 		if !im.armed {
 			continue
 		}
-		if im.lost && !im.complete() {
+		if !im.complete() { // the other one may have died before it set the mark
 			if err := mark(group, im.data, true); err != nil {
 				return err
 			}

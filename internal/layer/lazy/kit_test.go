@@ -30,16 +30,23 @@ func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == Verb {
 		os.Exit(layerdMain(os.Args[2:]))
 	}
+	if len(os.Args) > 1 && os.Args[1] == "client" {
+		os.Exit(clientMain(os.Args[2:]))
+	}
 	os.Exit(m.Run())
 }
 
-// layerdMain is layerd. The arguments are the step at which it kills itself, and
-// at the how manieth time.
+func signalContext() (context.Context, context.CancelFunc) {
+	return signal.NotifyContext(context.Background(), unix.SIGTERM)
+}
+
+// layerdMain is layerd. The arguments are the step at which it kills itself, at
+// the how manieth time, and a file: it does only if that is there, and removes it.
 func layerdMain(args []string) int {
-	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM)
+	ctx, stop := signalContext()
 	defer stop()
 	cfg := ServerConfig{Log: slog.New(slog.NewTextHandler(os.Stderr, nil)), OpenStore: openDirStore}
-	if len(args) == 2 {
+	if len(args) == 3 {
 		var mu sync.Mutex
 		left, _ := strconv.Atoi(args[1])
 		cfg.Crash = func(step string) {
@@ -48,7 +55,10 @@ func layerdMain(args []string) int {
 			}
 			mu.Lock()
 			defer mu.Unlock()
-			if left--; left == 0 {
+			if _, err := os.Stat(args[2]); err != nil {
+				return
+			}
+			if left--; left == 0 && os.Remove(args[2]) == nil {
 				_ = unix.Kill(os.Getpid(), unix.SIGKILL)
 				select {}
 			}

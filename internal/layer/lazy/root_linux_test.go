@@ -102,12 +102,12 @@ func layerdOf(t testing.TB, c *Client) int {
 func ended(t testing.TB, pidfd int) {
 	t.Helper()
 	for {
-		_, err := unix.Poll([]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}, -1)
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}, 20_000)
 		if err == unix.EINTR {
 			continue
 		}
-		if err != nil {
-			t.Error(err)
+		if err != nil || n == 0 {
+			t.Errorf("the process does not end: %v", err)
 		}
 		_ = unix.Close(pidfd)
 		return
