@@ -1,0 +1,534 @@
+package lazy
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opendsec/dsec"
+)
+
+// Config says where layerd works, and how.
+type Config struct {
+	RunDir   string // for its socket; empty after a reboot or not
+	CacheDir string // for the chunks, on a local disk; layerd's alone
+	Store    Store
+	FrontEnd FrontEnd // empty: fanotify where the kernel and CacheDir's file system have it, else FUSE
+	Limits   Limits
+	Command  []string // what starts layerd; default this program with the argument "layerd"
+	Log      *slog.Logger
+}
+
+// Client is the node agent's side. Its methods may be called from any goroutine.
+// A call that layerd's death cut off is done again with its successor.
+//
+// Errors are *dsec.Error where the caller can do something about them; those of a
+// call's context as such.
+type Client struct {
+	cfg      Config
+	log      *slog.Logger
+	run      *os.File
+	cacheDir *os.File
+	events   chan Event
+
+	mu      sync.Mutex
+	conn    *connection // nil while there is none
+	up      chan struct{}
+	group   *os.File // and the other descriptors; nil where there are none
+	slots   *os.File
+	dev     *os.File
+	mnt     *os.File
+	fresh   bool // no layerd ever had them
+	held    map[string]*held
+	lost    []string
+	next    uint64
+	pending map[uint64]*pending
+
+	stopping atomic.Bool
+	end      context.CancelFunc
+	done     chan struct{}
+}
+
+// held is an image that layerd serves, as the client will tell the next layerd.
+type held struct {
+	hold
+	data *os.File // where fanotify serves it
+}
+
+// pending is a call that waits.
+type pending struct {
+	answer   chan answer
+	progress func(Progress)
+}
+
+type answer struct {
+	r    reply
+	file *os.File
+	err  error
+}
+
+// Connect finds layerd, or starts it. Before it is used for anything else, what
+// Lost names must be dealt with.
+func Connect(ctx context.Context, cfg Config) (*Client, error) {
+	if cfg.Command == nil {
+		cfg.Command = []string{"/proc/self/exe", Verb}
+	}
+	if cfg.FrontEnd != "" && cfg.FrontEnd != Fanotify && cfg.FrontEnd != FUSE {
+		return nil, dsec.Invalid("front_end", "%q, want %q, %q, or nothing", cfg.FrontEnd, Fanotify, FUSE)
+	}
+	c := &Client{cfg: cfg, log: cfg.Log, events: make(chan Event, 1024), up: make(chan struct{}),
+		held: map[string]*held{}, pending: map[uint64]*pending{}, done: make(chan struct{})}
+	if err := c.openDirs(); err != nil {
+		return nil, err
+	}
+	if err := c.choose(); err != nil {
+		c.closeFiles()
+		return nil, err
+	}
+	if err := c.connect(ctx); err != nil {
+		c.closeFiles()
+		return nil, err
+	}
+	life, end := context.WithCancel(context.Background())
+	c.end = end
+	go c.live(life)
+	return c, nil
+}
+
+// Verb is the argument by which a program that Config.Command does not name is
+// asked to be layerd.
+const Verb = "layerd"
+
+func (c *Client) openDirs() (err error) {
+	for _, d := range []struct {
+		path string
+		f    **os.File
+	}{{c.cfg.RunDir, &c.run}, {c.cfg.CacheDir, &c.cacheDir}} {
+		if err := os.MkdirAll(d.path, 0o700); err != nil {
+			return err
+		}
+		if *d.f, err = os.Open(d.path); err != nil {
+			c.closeFiles()
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *Client) closeFiles() {
+	closeFiles(some(c.run, c.cacheDir, c.group, c.slots, c.dev, c.mnt))
+	for _, h := range c.held {
+		closeFiles(some(h.data))
+	}
+}
+
+// FrontEnd returns how files are offered.
+func (c *Client) FrontEnd() FrontEnd { return c.cfg.FrontEnd }
+
+// Lost returns the keys of images that were served and incomplete when layerd and
+// its client died. What reads them may have got zeros: it must be ended, and
+// their files closed and unmounted, and then Settle called. Until then they
+// cannot be opened. Where only layerd died and could not be succeeded, keys come
+// to be lost later; that is an EventLost.
+func (c *Client) Lost() []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.lost)
+}
+
+// Events returns the channel of events. Those for which it has no room are dropped.
+func (c *Client) Events() <-chan Event { return c.events }
+
+func (c *Client) emit(e Event) {
+	select {
+	case c.events <- e:
+	default:
+		c.log.Warn("layer event dropped", "kind", e.Kind, "key", e.Key, "reason", e.Reason)
+	}
+}
+
+// Close ends the client. layerd, and what it serves, go on.
+func (c *Client) Close() {
+	c.end()
+	c.mu.Lock()
+	if c.conn != nil {
+		c.conn.close()
+	}
+	c.mu.Unlock()
+	<-c.done
+	c.closeFiles()
+}
+
+// live keeps a connection until the client is closed.
+func (c *Client) live(ctx context.Context) {
+	defer close(c.done)
+	for {
+		err := c.receive()
+		c.disconnected(err)
+		if ctx.Err() != nil || c.stopping.Load() {
+			return
+		}
+		c.log.Warn("layerd is gone", "error", err)
+		for pause := 10 * time.Millisecond; ; pause = min(2*pause, time.Second) {
+			if err = c.connect(ctx); err == nil {
+				break
+			}
+			if ctx.Err() != nil {
+				return
+			}
+			c.log.Error("layerd is not there", "error", err)
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(pause):
+			}
+		}
+		c.emit(Event{Kind: EventRestarted})
+	}
+}
+
+// receive takes what layerd sends until the connection ends.
+func (c *Client) receive() error {
+	c.mu.Lock()
+	conn := c.conn
+	c.mu.Unlock()
+	for {
+		m, files, err := conn.receive()
+		if err != nil {
+			return err
+		}
+		switch {
+		case m.Hold != nil:
+			c.hold(*m.Hold, files)
+		case m.Event != nil && m.Event.Kind == eventIdle:
+			c.drop(m.Event.Key)
+		case m.Event != nil:
+			c.emit(*m.Event)
+		case m.Progress != nil:
+			c.mu.Lock()
+			p := c.pending[m.ID]
+			c.mu.Unlock()
+			if p != nil && p.progress != nil {
+				p.progress(*m.Progress)
+			}
+		case m.Reply != nil:
+			c.answered(m, files)
+		default:
+			closeFiles(files)
+		}
+	}
+}
+
+func (c *Client) answered(m *message, files []*os.File) {
+	c.mu.Lock()
+	p := c.pending[m.ID]
+	delete(c.pending, m.ID)
+	c.mu.Unlock()
+	if p == nil {
+		closeFiles(files)
+		return
+	}
+	a := answer{r: *m.Reply}
+	if len(files) > 0 {
+		a.file = files[0]
+		closeFiles(files[1:])
+	}
+	p.answer <- a
+}
+
+// hold keeps what the next layerd needs.
+func (c *Client) hold(h hold, files []*os.File) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if old := c.held[h.Key]; old != nil {
+		closeFiles(some(old.data))
+	}
+	n := &held{hold: h}
+	if len(files) > 0 {
+		n.data = files[0]
+		closeFiles(files[1:])
+	}
+	c.held[h.Key] = n
+}
+
+func (c *Client) drop(key string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if h := c.held[key]; h != nil {
+		closeFiles(some(h.data))
+		delete(c.held, key)
+	}
+}
+
+var errCut = errors.New("layerd died meanwhile")
+
+// disconnected ends what waits for an answer of the connection.
+func (c *Client) disconnected(err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.conn.close()
+	c.conn = nil
+	c.up = make(chan struct{})
+	for id, p := range c.pending {
+		delete(c.pending, id)
+		p.answer <- answer{err: fmt.Errorf("%w: %w", errCut, err)}
+	}
+}
+
+// connect makes a connection: with the layerd that is there, or one that it starts.
+func (c *Client) connect(ctx context.Context) error {
+	for pause := time.Millisecond; ; pause = min(2*pause, 100*time.Millisecond) {
+		conn, err := c.dial()
+		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ECONNREFUSED) {
+			if err = c.start(ctx); err != nil {
+				return err
+			}
+			conn, err = c.dial()
+		}
+		if err == nil {
+			err = c.greet(ctx, conn)
+			if err == nil {
+				return nil
+			}
+			conn.close()
+			if e, ok := errors.AsType[*dsec.Error](err); ok && e.Code != dsec.CodeConflict {
+				return err
+			}
+		}
+		// Another client is about to end, or another layerd to begin.
+		select {
+		case <-ctx.Done():
+			return errors.Join(ctx.Err(), err)
+		case <-time.After(pause):
+		}
+	}
+}
+
+// call asks layerd, once more where it died meanwhile. The files stay the caller's.
+func (c *Client) call(ctx context.Context, m message, progress func(Progress), files ...*os.File) (answer, error) {
+	for {
+		a, err := c.callOnce(ctx, m, progress, files)
+		if !errors.Is(err, errCut) {
+			return a, err
+		}
+	}
+}
+
+func (c *Client) callOnce(ctx context.Context, m message, progress func(Progress), files []*os.File) (answer, error) {
+	p := &pending{answer: make(chan answer, 1), progress: progress}
+	conn, err := c.register(ctx, &m, p)
+	if err != nil {
+		return answer{}, err
+	}
+	if err := conn.send(&m, files...); err != nil {
+		conn.close() // receive will find that, and end p
+	}
+	select {
+	case a := <-p.answer:
+		if a.err == nil {
+			a.err = a.r.Error.err()
+		}
+		if a.err != nil && a.file != nil {
+			_ = a.file.Close()
+		}
+		return a, a.err
+	case <-ctx.Done():
+		_ = conn.send(&message{ID: m.ID, Cancel: true})
+		c.mu.Lock()
+		delete(c.pending, m.ID)
+		c.mu.Unlock()
+		select { // it came at the last moment
+		case a := <-p.answer:
+			closeFiles(some(a.file))
+		default:
+		}
+		return answer{}, context.Cause(ctx)
+	}
+}
+
+// register waits for a connection and makes p wait for an answer of it.
+func (c *Client) register(ctx context.Context, m *message, p *pending) (*connection, error) {
+	for {
+		c.mu.Lock()
+		if c.conn != nil {
+			c.next++
+			m.ID = c.next
+			c.pending[m.ID] = p
+			conn := c.conn
+			c.mu.Unlock()
+			return conn, nil
+		}
+		up := c.up
+		c.mu.Unlock()
+		select {
+		case <-up:
+		case <-c.done:
+			return nil, &dsec.Error{Code: dsec.CodeUnavailable, Message: "the node is stopping"}
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
+}
+
+// Open returns the file of an image, to be read or to be mounted from. Opening it
+// again is no error. It is served until Release, through the death of either
+// process. The file is the caller's. For a mount that a path names, use
+// /proc/self/fd: a pre-content file must be opened anew, while this one is open.
+//
+// The error is invalid where the image's parts do not fit, conflict where its key
+// is known with others or it is lost, internal where the cache cannot be written.
+func (c *Client) Open(ctx context.Context, im Image) (*os.File, error) {
+	if err := im.Validate(); err != nil {
+		return nil, err
+	}
+	d, err := bulk(marshalMeta(&im))
+	if err != nil {
+		return nil, err
+	}
+	defer d.Close()
+	a, err := c.call(ctx, message{Open: &openCall{c.cfg.FrontEnd}}, nil, d)
+	if err != nil {
+		return nil, err
+	}
+	if a.file != nil {
+		return a.file, nil
+	}
+	return c.openFUSE(ctx, name(im.Key))
+}
+
+// openFUSE opens a file of the mount. layerd answers the kernel for that, and may
+// not be there.
+func (c *Client) openFUSE(ctx context.Context, name string) (*os.File, error) {
+	c.mu.Lock()
+	fd, err := unix.FcntlInt(c.mnt.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	c.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	type opened struct {
+		f   *os.File
+		err error
+	}
+	done := make(chan opened, 1)
+	go func() {
+		mnt := os.NewFile(uintptr(fd), "mount")
+		defer mnt.Close()
+		f, err := openApart(mnt, name)
+		done <- opened{f, err}
+	}()
+	select {
+	case o := <-done:
+		return o.f, o.err
+	case <-ctx.Done():
+		go func() { closeFiles(some((<-done).f)) }()
+		return nil, context.Cause(ctx)
+	}
+}
+
+// Release says that an image is not used any more: it was unmounted and closed.
+// Its chunks may go. A mount of it that is left keeps them nevertheless.
+func (c *Client) Release(ctx context.Context, key string) error {
+	a, err := c.call(ctx, message{Release: &keyCall{key}}, nil)
+	if err != nil {
+		return err
+	}
+	c.mu.Lock()
+	h := c.held[key]
+	if h != nil {
+		h.InUse = false
+	}
+	c.mu.Unlock()
+	if a.r.Idle && h != nil && h.FrontEnd == FUSE { // fanotify's are dropped in their order, by an event
+		c.drop(key)
+	}
+	return nil
+}
+
+// Settle says that nothing of a lost image is mounted or open any more, so that it
+// can be opened again. The error is conflict where that is not so.
+func (c *Client) Settle(ctx context.Context, key string) error {
+	if _, err := c.call(ctx, message{Settle: &keyCall{key}}, nil); err != nil {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.lost = slices.DeleteFunc(c.lost, func(k string) bool { return k == key })
+	return nil
+}
+
+// Prefetch brings ranges of an image to local disk, in that order, all of it where
+// ranges is nil. It need not be open. progress, where set, is called from another
+// goroutine, and must not wait; layerd's death lets it begin anew, which fetches
+// nothing twice. The error is unavailable where the store cannot be reached,
+// exhausted where the disk is full.
+func (c *Client) Prefetch(ctx context.Context, im Image, ranges []Range, progress func(Progress)) error {
+	if err := im.Validate(); err != nil {
+		return err
+	}
+	d, err := bulk(marshalMeta(&im))
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	files := []*os.File{d}
+	if ranges != nil {
+		r, err := bulkJSON(ranges)
+		if err != nil {
+			return err
+		}
+		defer r.Close()
+		files = append(files, r)
+	}
+	_, err = c.call(ctx, message{Prefetch: &prefetchCall{All: ranges == nil}}, progress, files...)
+	return err
+}
+
+// Trace returns what was read of an image, in order of the first read, in whole
+// chunks. It is empty unless Limits.Trace is set. The error is not_found where the
+// image was never opened.
+func (c *Client) Trace(ctx context.Context, key string) (ranges []Range, err error) {
+	return ranges, c.callJSON(ctx, message{Trace: &keyCall{key}}, &ranges)
+}
+
+// Stats tells of all images of the cache.
+func (c *Client) Stats(ctx context.Context) (stats []Stats, err error) {
+	return stats, c.callJSON(ctx, message{Stats: true}, &stats)
+}
+
+func (c *Client) callJSON(ctx context.Context, m message, v any) error {
+	a, err := c.call(ctx, m, nil)
+	if err != nil {
+		return err
+	}
+	if a.file == nil {
+		return errors.New("layerd protocol: an answer without its content")
+	}
+	defer a.file.Close()
+	b, err := readBulk(a.file)
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal(b, v)
+}
+
+// Stop ends layerd, which serves nothing any more, and the client. The error is
+// conflict where images are in use.
+func (c *Client) Stop(ctx context.Context) error {
+	c.stopping.Store(true) // so that it is not started again
+	_, err := c.call(ctx, message{Stop: true}, nil)
+	if err != nil && dsec.CodeOf(err) == dsec.CodeConflict {
+		c.stopping.Store(false)
+		return err
+	}
+	c.Close()
+	return err
+}
