@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"os"
@@ -19,9 +20,15 @@ var blobDrivers = []blob.Driver{dirblob.Driver, s3blob.Driver}
 
 // LayersConfig is the section [layers].
 type LayersConfig struct {
-	Store            string `toml:"store"`
-	StoreCredentials string `toml:"store_credentials"`
-	StoreRequests    int64  `toml:"store_requests"`
+	Store            string   `toml:"store"`
+	StoreCredentials string   `toml:"store_credentials"`
+	StoreRequests    int64    `toml:"store_requests"`
+	Verify           string   `toml:"verify"`
+	FrontEnd         string   `toml:"front_end"`
+	CacheDir         string   `toml:"cache_dir"`
+	CacheBytes       int64    `toml:"cache_bytes"`
+	RetryFor         duration `toml:"retry_for"`
+	Trace            bool     `toml:"trace"`
 }
 
 func (l *LayersConfig) validate() error {
@@ -36,17 +43,23 @@ func (l *LayersConfig) validate() error {
 	if l.StoreRequests < 1 || l.StoreRequests > 4096 {
 		return dsec.Invalid("layers.store_requests", "is %d, want 1 to 4096", l.StoreRequests)
 	}
-	return nil
+	return l.validateReads()
+}
+
+// storeURL is where layers are.
+func (c *Config) storeURL() string {
+	return cmp.Or(c.Layers.Store, filepath.Join(c.DataDir, "layers", "blobs"))
+}
+
+// cacheDir is where what was read of layers is kept.
+func (c *Config) cacheDir() string {
+	return cmp.Or(c.Layers.CacheDir, filepath.Join(c.DataDir, "layers", "cache"))
 }
 
 // openBlobs opens the store that the configuration names: a blob.Sweeper and an
 // io.Closer.
 func openBlobs(ctx context.Context, cfg *Config, reg prometheus.Registerer) (blob.Store, error) {
-	url := cfg.Layers.Store
-	if url == "" {
-		url = filepath.Join(cfg.DataDir, "layers", "blobs")
-	}
-	s, err := blob.Open(ctx, blobDrivers, url,
+	s, err := blob.Open(ctx, blobDrivers, cfg.storeURL(),
 		blob.Credentials{File: cfg.Layers.StoreCredentials, Env: os.LookupEnv},
 		blob.Options{Requests: int(cfg.Layers.StoreRequests), Metrics: reg})
 	return s, ofLayers(err)

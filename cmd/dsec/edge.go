@@ -84,7 +84,15 @@ func startEdge(ctx context.Context, cfg *Config, log *slog.Logger, reg *promethe
 		return nil, ofRoot(err)
 	}
 	stack.Push(func(context.Context) error { return blobs.(io.Closer).Close() })
-	layers, err := layer.Open(filepath.Join(cfg.DataDir, "layers"), layer.Options{Blobs: blobs, Own: cfg.Layers.Store == "", Logger: log})
+	fill, err := openLazy(ctx, cfg, blobs, log, stack)
+	if err != nil {
+		return nil, ofRoot(err)
+	}
+	options := layer.Options{Blobs: blobs, Own: cfg.Layers.Store == "", Verify: cfg.Layers.Verify == verifyAlways, Logger: log}
+	if fill != nil {
+		options.Lazy = fill
+	}
+	layers, err := layer.Open(filepath.Join(cfg.DataDir, "layers"), options)
 	if err != nil {
 		return nil, err
 	}
@@ -112,6 +120,12 @@ func startEdge(ctx context.Context, cfg *Config, log *slog.Logger, reg *promethe
 	}
 	if err := node.Recover(ctx); err != nil {
 		return node, err
+	}
+	if fill != nil {
+		telling, stop := context.WithCancel(context.WithoutCancel(ctx))
+		told := make(chan struct{})
+		go func() { defer close(told); fill.tell(telling, node) }()
+		stack.Push(func(context.Context) error { stop(); <-told; return nil })
 	}
 	return node, nil
 }

@@ -17,6 +17,7 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/layer"
+	"github.com/opendsec/dsec/internal/layer/lazy"
 )
 
 // version is set by the build.
@@ -60,6 +61,7 @@ func commands() []command {
 		{"config", "", "print the commented default configuration", runConfig, false},
 		{"version", "", "print the version", runVersion, false},
 		{layer.HelperVerb, "", "", runImportHelper, true},
+		{lazy.Verb, "", "", runLayerd, true},
 		{"launcher", "", "", runLauncher, true},
 	}
 }
