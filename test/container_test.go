@@ -47,16 +47,17 @@ type containerServer struct {
 	listen    string // 127.0.0.1 and a free port where empty
 	image     int64  // bytes of the disk of all volumes, 512 MiB where 0; it does not grow
 	share     int    // percent of it that one volume can have, 80 where 0
+	env       []string
 }
 
 func (c *containerServer) volumes() string { return filepath.Join(c.dir, "data", "volumes") }
 
 func (c *containerServer) start(t testing.TB) {
 	image := cmp.Or(c.image, 512<<20)
-	p := startEnv(t, []string{
+	p := startEnv(t, append([]string{
 		"DSEC_CONTAINER_CGROUP=" + c.name, fmt.Sprint("DSEC_CONTAINER_DISK_IMAGE_BYTES=", image), fmt.Sprint("DSEC_CONTAINER_DISK_IMAGE_MAX_BYTES=", image),
 		fmt.Sprint("DSEC_CONTAINER_DISK_SHARE=", cmp.Or(c.share, 80)),
-	}, "up", "--backend", "container", "--listen", cmp.Or(c.listen, "127.0.0.1:0"), "--data-dir", filepath.Join(c.dir, "data"), "--run-dir", filepath.Join(c.dir, "run"))
+	}, c.env...), "up", "--backend", "container", "--listen", cmp.Or(c.listen, "127.0.0.1:0"), "--data-dir", filepath.Join(c.dir, "data"), "--run-dir", filepath.Join(c.dir, "run"))
 	c.server = &server{p, p.ready, filepath.Join(c.dir, "data", "admin.key"), c.dir}
 }
 

@@ -1,0 +1,173 @@
+package test
+
+import (
+	"archive/tar"
+	"bytes"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/client"
+	"github.com/opendsec/dsec/internal/testutil"
+)
+
+// layerd are the processes that fill the data of layers for the server in dir.
+func layerd(t testing.TB, dir string) (pids []int) {
+	t.Helper()
+	all, err := filepath.Glob("/proc/[0-9]*")
+	check(t, err)
+	for _, p := range all {
+		cmdline, _ := os.ReadFile(p + "/cmdline")
+		if !strings.HasSuffix(string(cmdline), "\x00layerd\x00") {
+			continue
+		}
+		fds, _ := filepath.Glob(p + "/fd/*")
+		for _, fd := range fds {
+			if to, _ := os.Readlink(fd); strings.HasPrefix(to, dir+"/") {
+				pid, err := strconv.Atoi(filepath.Base(p))
+				check(t, err)
+				pids = append(pids, pid)
+				break
+			}
+		}
+	}
+	return pids
+}
+
+// killLayerd kills them, and returns when they are gone.
+func killLayerd(t testing.TB, dir string) {
+	t.Helper()
+	for _, pid := range layerd(t, dir) {
+		if err := unix.Kill(pid, unix.SIGKILL); err != nil && !errors.Is(err, unix.ESRCH) {
+			t.Error(err)
+		}
+		testutil.WaitFor(t, time.Minute, "layerd ends", func() error {
+			if stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid)); err == nil && !strings.Contains(string(stat), ") Z ") {
+				return errors.New("it lives")
+			}
+			return nil
+		})
+	}
+}
+
+// diskUse is what the files below dir take.
+func diskUse(t testing.TB, dir string) (bytes int64) {
+	t.Helper()
+	check(t, filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		var st unix.Stat_t
+		if err == nil && d.Type().IsRegular() && unix.Lstat(path, &st) == nil {
+			bytes += st.Blocks * 512
+		}
+		return err
+	}))
+	return bytes
+}
+
+// Data of layers are fetched when they are read, whatever dies meanwhile; what
+// may have read other bytes is lost.
+func TestLayersAreReadOnDemand(t *testing.T) {
+	testutil.Require(t, testutil.Root, testutil.EROFS, testutil.Overlay, testutil.Program("busybox"))
+	for _, frontEnd := range []string{"fanotify", "fuse"} {
+		t.Run(frontEnd, func(t *testing.T) {
+			readOnDemand(t, "DSEC_LAYERS_VERIFY=always", "DSEC_LAYERS_FRONT_END="+frontEnd)
+		})
+	}
+}
+
+func readOnDemand(t *testing.T, env ...string) {
+	name, dir := testutil.Name(t), testutil.Dir(t)
+	testutil.Ledger(t, name, filepath.Base(dir))
+	c := &containerServer{name: name, dir: dir, env: env}
+	t.Cleanup(func() {
+		c.destroy(t)
+		killLayerd(t, dir)
+	})
+	c.start(t)
+	t.Cleanup(func() { c.killAll(t) })
+
+	const size = 24 << 20
+	seed := [32]byte{1}
+	sums := map[string]string{}
+	load := func(layer string) {
+		t.Helper()
+		seed[1]++
+		data := make([]byte, size)
+		_, _ = rand.NewChaCha8(seed).Read(data)
+		sums[layer] = fmt.Sprintf("%x", sha256.Sum256(data))
+		var b bytes.Buffer
+		w := tar.NewWriter(&b)
+		check(t, w.WriteHeader(&tar.Header{Name: "big", Mode: 0o644, Size: size}))
+		_, err := w.Write(data)
+		check(t, errors.Join(err, w.Close()))
+		_, _, err = c.client(t).ImportLayer(t.Context(), layer, client.ImportOptions{Kind: dsec.LayerToolkit}, &b)
+		check(t, err)
+	}
+	_, _, err := c.client(t).ImportLayer(t.Context(), "base", client.ImportOptions{}, bytes.NewReader(busyboxTar(t)))
+	check(t, err)
+	create := func(layer string) *client.Sandbox {
+		t.Helper()
+		sb, err := c.client(t).CreateSandbox(t.Context(), client.SandboxOptions{Layers: []string{"base", layer}})
+		check(t, err)
+		return sb
+	}
+	reads := func(what string, sb *client.Sandbox, layer string) {
+		t.Helper()
+		out, o, err := sb.Command("/bin/sha256sum", "/big").Output(t.Context())
+		if err != nil || o.Code != 0 || !strings.HasPrefix(string(out), sums[layer]+" ") {
+			t.Errorf("%s: %q, %+v, %v", what, out, o, err)
+		}
+	}
+	for _, layer := range []string{"one", "two", "three"} {
+		load(layer)
+	}
+	cache := filepath.Join(dir, "data", "layers", "cache")
+	whole := create("one")
+	if used := diskUse(t, cache); used > size/2 {
+		t.Errorf("%d bytes are fetched before anything is read", used)
+	}
+	p, err := whole.Command("/bin/sha256sum", "/big").Detach(t.Context())
+	check(t, err)
+	killLayerd(t, dir)
+	var out strings.Builder
+	if o, err := p.Attach(t.Context(), 0, &out, &out, nil); err != nil || o.Code != 0 || !strings.HasPrefix(out.String(), sums["one"]+" ") {
+		t.Errorf("while layerd is killed: %q, %+v, %v", out.String(), o, err)
+	}
+	if used := diskUse(t, cache); used < size {
+		t.Errorf("%d bytes are on the disk when all were read", used)
+	}
+
+	part := create("two")
+	if _, o, err := part.Command("/bin/head", "-c", "1", "/big").Output(t.Context()); err != nil || o.Code != 0 {
+		t.Fatal(o, err)
+	}
+	c.kill()
+	c.start(t)
+	t.Cleanup(func() { c.killAll(t) })
+	part, whole = c.client(t).Sandbox(string(part.ID())), c.client(t).Sandbox(string(whole.ID()))
+	reads("after the server was killed", whole, "one")
+	reads("of a layer that was partly there when the server was killed", part, "two")
+
+	half := create("three")
+	if _, o, err := half.Command("/bin/head", "-c", "1", "/big").Output(t.Context()); err != nil || o.Code != 0 {
+		t.Fatal(o, err)
+	}
+	c.kill()
+	killLayerd(t, dir)
+	c.start(t)
+	t.Cleanup(func() { c.killAll(t) })
+	if s, err := c.client(t).Sandbox(string(half.ID())).Info(t.Context()); err != nil || s.State != dsec.StateLost || !strings.Contains(s.Reason, "layer") {
+		t.Errorf("of a layer that was partly there when both were killed: %+v, %v", s, err)
+	}
+	reads("a new one of the same layer", create("three"), "three")
+}
