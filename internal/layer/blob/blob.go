@@ -22,13 +22,14 @@ type Info struct {
 
 // Store keeps blobs. Its methods may be called from any goroutine.
 //
-// Errors are *dsec.Error: not_found where there is no such blob, exhausted where
-// the store is full, unsupported where it is read-only, unavailable where it
-// cannot be reached or does not answer in time (repeating may help), internal
-// where it answers what it must not; or those of the call's context.
+// Errors are *dsec.Error: invalid where an argument cannot be (see CheckKey), not_found
+// where there is no such blob, conflict where there is another of that key, exhausted
+// where the store is full, unsupported where it is read-only, unavailable where it
+// cannot be reached or does not answer in time (repeating may help), internal where
+// it answers what it must not; or those of the call's context, which ends each wait.
 type Store interface {
-	// Put stores size bytes of r as key, durably when it returns. A blob that is
-	// there already is left as it is, and r is not read.
+	// Put stores size bytes of r as key, durably when it returns. A blob of that size
+	// that is there already is left as it is, and r is not read. An error of r is wrapped.
 	Put(ctx context.Context, key string, r io.Reader, size int64) error
 	// ReadAt fills p with the bytes of a blob from off, by the rules of
 	// io.ReaderAt: io.EOF is the end of the blob, and only that.

@@ -216,7 +216,11 @@ func (s *server) release(key string) (idle bool, err error) {
 		err = s.served.remove(im)
 	}
 	im.ops.Unlock()
-	return !armed || s.tryDisarm(im), err
+	if armed && !s.tryDisarm(im) {
+		s.wake()
+		return false, err
+	}
+	return true, err
 }
 
 // settle forgets that an image was lost, once nobody has it open.

@@ -104,9 +104,7 @@ func crashAt(t *testing.T, front FrontEnd, step string) {
 	if strings.HasPrefix(step, "evict.") && front == Fanotify { // nothing goes while it is in use
 		r.end()
 		_ = file.Close()
-		if err := c.Release(t.Context(), f.image.Key); err != nil {
-			t.Fatal(err)
-		}
+		release(t, c, f.image.Key)
 		other, truth := f.add(t, "other", 4<<20, MinChunk)
 		otherFile := openImageFile(t, c, other)
 		checkFile(t, otherFile, truth, 0, other.Size)

@@ -347,12 +347,10 @@ func (c *cache) read(ctx context.Context, im *image, r Range, budget *semaphore.
 func (c *cache) call(ctx context.Context, im *image, r Range, failed func()) ([]byte, error) {
 	store, limits := c.settings()
 	ctx, cancel := context.WithTimeoutCause(ctx, limits.CallFor, errHung)
+	defer cancel()
 	b := make([]byte, r.Length)
 	done := make(chan error, 1)
-	go func() {
-		defer cancel()
-		done <- readFull(ctx, store, im.Key, b, r.Offset)
-	}()
+	go func() { done <- readFull(ctx, store, im.Key, b, r.Offset) }()
 	select {
 	case err := <-done:
 		if err != nil {

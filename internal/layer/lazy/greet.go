@@ -255,5 +255,6 @@ func (s *server) welcome(c *connection) (*calls, error) {
 		}
 	}
 	s.calls = newCalls(s, c)
+	s.wake()
 	return s.calls, nil
 }

@@ -233,7 +233,8 @@ func (im *image) snapshot() Stats {
 	im.mu.Lock()
 	defer im.mu.Unlock()
 	s := im.stats
-	s.Key, s.Size, s.Chunks, s.Present, s.InUse = im.Key, im.Size, im.chunks(), im.chunks()-im.missing, im.inUse
+	s.Key, s.Size, s.Chunks, s.Present = im.Key, im.Size, im.chunks(), im.chunks()-im.missing
+	s.InUse, s.Open = im.inUse, im.armed
 	return s
 }
 

@@ -139,6 +139,20 @@ func statsOf(t testing.TB, c *Client, key string) Stats {
 	return Stats{}
 }
 
+// release gives an image back and waits until nobody has it open.
+func release(t testing.TB, c *Client, key string) {
+	t.Helper()
+	if err := c.Release(t.Context(), key); err != nil {
+		t.Fatal(err)
+	}
+	testutil.WaitFor(t, 10*time.Second, "release", func() error {
+		if s := statsOf(t, c, key); s.Open || s.InUse {
+			return errors.New("still open")
+		}
+		return nil
+	})
+}
+
 func checkFile(t testing.TB, file *os.File, truth []byte, off, n int64) {
 	t.Helper()
 	p := make([]byte, n)
@@ -481,9 +495,7 @@ func TestReleasedImagesAreEvictedAndComeAgain(t *testing.T) {
 					file := openImageFile(t, c, one.im)
 					checkFile(t, file, one.truth, 0, one.im.Size)
 					_ = file.Close()
-					if err := c.Release(t.Context(), one.im.Key); err != nil {
-						t.Fatal(err)
-					}
+					release(t, c, one.im.Key)
 				}
 			}
 			var present int64

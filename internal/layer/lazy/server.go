@@ -142,15 +142,16 @@ type server struct {
 	calls  *calls          // of the client; nil where there is none
 	lost   map[string]bool // keys
 
-	janitor sync.WaitGroup
-	end     context.CancelFunc
+	released chan struct{} // wakes tidy
+	janitor  sync.WaitGroup
+	end      context.CancelFunc
 }
 
 func newServer(cfg ServerConfig, run, cacheDir *os.File) (*server, error) {
 	if cfg.Crash == nil {
 		cfg.Crash = func(string) {}
 	}
-	s := &server{cfg: cfg, log: cfg.Log, lost: map[string]bool{}, stop: func() {}}
+	s := &server{cfg: cfg, log: cfg.Log, lost: map[string]bool{}, stop: func() {}, released: make(chan struct{}, 1)}
 	var err error
 	if s.cache, err = newCache(cacheDir, cfg.Log, cfg.Crash, s.notify); err != nil {
 		return nil, err
@@ -276,20 +277,41 @@ func samePeer(conn *net.UnixConn) error {
 	return nil
 }
 
-// tidy looks each second for released images that nobody has open any more: a file
-// system that was unmounted closes its files a little later.
+// tidy looks again at released images that somebody had open, until nobody has: a
+// file system that was unmounted closes its files a little later. It waits longer
+// each time, up to a second, and without such an image until Release wakes it.
 func (s *server) tidy(ctx context.Context) {
-	t := time.NewTicker(time.Second)
-	defer t.Stop()
+	pause := time.Duration(0)
 	for {
+		var again <-chan time.Time
+		if pause > 0 {
+			again = time.After(pause)
+		}
 		select {
-		case <-t.C:
+		case <-again:
+		case <-s.released:
+			pause = time.Millisecond
 		case <-ctx.Done():
 			return
 		}
+		waiting := false
 		for _, im := range s.cache.all() {
-			s.tryDisarm(im)
+			im.mu.Lock()
+			candidate := im.armed && !im.inUse && !im.lost
+			im.mu.Unlock()
+			waiting = candidate && !s.tryDisarm(im) || waiting
 		}
+		if pause = min(2*pause, time.Second); !waiting {
+			pause = 0
+		}
+	}
+}
+
+// wake lets tidy look.
+func (s *server) wake() {
+	select {
+	case s.released <- struct{}{}:
+	default:
 	}
 }
 
@@ -310,7 +332,8 @@ func (s *server) tryDisarm(im *image) bool {
 	if err := s.served.remove(im); err != nil {
 		s.log.Warn("record of a released image stays", "key", im.Key, "error", err)
 	}
-	if k != nil { // here, so that it is told before it is told that the image is held again
+	s.cache.makeRoom(0, false) // its chunks may have been too many before
+	if k != nil {              // here, so that it is told before it is told that the image is held again
 		_ = k.c.send(&message{Event: &Event{Kind: eventIdle, Key: im.Key}})
 	}
 	return true

@@ -33,7 +33,8 @@ type Server struct {
 	dir  string
 	args []string
 	cmd  *exec.Cmd
-	done chan error
+	done chan struct{} // closed once it has ended, as exit says
+	exit error
 }
 
 // Options of a server.
@@ -113,7 +114,7 @@ func (s *Server) Kill() error {
 		return nil
 	}
 	err := s.cmd.Process.Kill()
-	_ = <-s.done
+	<-s.done
 	s.cmd = nil
 	return err
 }
@@ -133,15 +134,18 @@ func (s *Server) Restart(ctx context.Context) error {
 	s.cmd.Stdout, s.cmd.Stderr = log, log
 	// It ends with this process; the signal is of the thread, which therefore stays.
 	s.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	s.done = make(chan error, 1)
+	done := make(chan struct{})
+	s.done = done
 	started := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
-		err := s.cmd.Start()
+		cmd := s.cmd
+		err := cmd.Start()
 		started <- err
 		if err == nil {
-			s.done <- s.cmd.Wait()
+			s.exit = cmd.Wait()
+			close(done)
 		}
 	}()
 	if err := <-started; err != nil {
@@ -161,10 +165,9 @@ func (s *Server) ready(ctx context.Context) error {
 			return conn.Close()
 		}
 		select {
-		case err := <-s.done:
+		case <-s.done:
 			log, _ := os.ReadFile(filepath.Join(s.dir, "log"))
-			s.done <- err
-			return fmt.Errorf("the S3 server ended: %w: %s", err, log)
+			return fmt.Errorf("the S3 server ended: %w: %s", s.exit, log)
 		case <-ctx.Done():
 			return errors.Join(ctx.Err(), s.Kill())
 		case <-time.After(5 * time.Millisecond):

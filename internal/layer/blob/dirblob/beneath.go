@@ -87,17 +87,34 @@ func syncDir(dir *os.File) error {
 	return err
 }
 
-// writeID gives a directory that has none its ID.
-func writeID(root *os.File) error {
-	f, err := openBeneath(root, idFile, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL, fileMode)
-	if errors.Is(err, unix.EEXIST) {
-		return nil
+// writeID gives a directory that has none its ID. Of hosts that open a new store at
+// once, one does; none sees an ID half written.
+func (s *Store) writeID(root *os.File) error {
+	if _, err := stat(root, idFile); !errors.Is(err, unix.ENOENT) {
+		return err
 	}
+	name := s.tempName()
+	f, err := openBeneath(root, name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL, fileMode)
 	if err != nil {
 		return err
 	}
 	_, err = f.WriteString(rand.Text() + "\n")
-	return errors.Join(err, f.Close())
+	if err == nil {
+		err = f.Sync()
+	}
+	if err = errors.Join(err, f.Close()); err == nil {
+		err = s.move(root, name, root, idFile)
+	}
+	if err != nil {
+		_ = retry(func() error { return unix.Unlinkat(int(root.Fd()), name, 0) })
+	}
+	if errors.Is(err, unix.EEXIST) {
+		err = nil
+	}
+	if err != nil {
+		return err
+	}
+	return syncDir(root)
 }
 
 // readID is empty where the directory has no ID.

@@ -66,8 +66,8 @@ const (
 	fileMode = 0o600
 )
 
-// Open opens the store in dir, which is made if missing, and sweeps it. One that
-// is read-only is no error: Put will tell.
+// Open opens the store in dir, which is made if missing, and sweeps it. That it is
+// read-only or full is no error: Put will tell.
 func Open(dir string) (*Store, error) {
 	writer, err := writerName()
 	if err != nil {
@@ -79,7 +79,9 @@ func Open(dir string) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := s.Sweep(ctx); err != nil && dsec.CodeOf(err) != dsec.CodeUnsupported {
+	switch err := s.Sweep(ctx); {
+	case err == nil, dsec.CodeOf(err) == dsec.CodeUnsupported, dsec.CodeOf(err) == dsec.CodeExhausted:
+	default:
 		return nil, errors.Join(err, s.Close())
 	}
 	return s, nil
@@ -96,7 +98,7 @@ func (s *Store) prepare() error {
 	}
 	err = mkdir(root, tempDir)
 	if err == nil {
-		err = writeID(root)
+		err = s.writeID(root)
 	}
 	if err != nil && !isReadOnly(err) {
 		return storeError(writing, errors.Join(err, root.Close()))

@@ -147,6 +147,50 @@ func TestClosed(t *testing.T) {
 	blobtest.WantCode(t, "stat of a closed store", err, dsec.CodeUnavailable, "")
 }
 
+// TestOpenedAtOnce has several hosts make a new store at once: they agree on what it is.
+func TestOpenedAtOnce(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "new")
+	var g errgroup.Group
+	ids := make([]string, 8)
+	for i := range ids {
+		g.Go(func() error {
+			s, err := Open(dir)
+			if err != nil {
+				return err
+			}
+			ids[i] = s.id
+			return s.Close()
+		})
+	}
+	if err := g.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range ids {
+		if len(id) < 20 || id != ids[0] {
+			t.Errorf("IDs of one directory: %q", ids)
+			break
+		}
+	}
+	wantNoTemps(t, dir)
+}
+
+func TestTempDirIsMadeAgain(t *testing.T) {
+	dir := t.TempDir()
+	s := mustOpen(t, dir)
+	if err := os.Remove(filepath.Join(dir, tempDir)); err != nil {
+		t.Fatal(err)
+	}
+	blobtest.MustPut(t, s, "a", []byte("a"))
+	if err := os.Remove(filepath.Join(dir, tempDir)); err != nil {
+		t.Fatal(err)
+	}
+	f, err := s.Temp()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = f.Close()
+}
+
 func TestOpenRefuses(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {

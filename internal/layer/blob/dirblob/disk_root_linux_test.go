@@ -51,7 +51,15 @@ func TestFullDisk(t *testing.T) {
 			s := mustOpen(t, dir)
 			b := blobtest.Bytes(4 << 20)
 			blobtest.MustPut(t, s, "there", b)
+			if err := os.WriteFile(filepath.Join(dir, tempDir, "of-another-host"), []byte("x"), 0o600); err != nil {
+				t.Fatal(err)
+			}
 			fill := testutil.Fill(t, dir)
+			blobtest.WantBlob(t, mustOpen(t, dir), "there", b) // without the room to ask what time it is
+			if err := os.Remove(filepath.Join(dir, tempDir, "of-another-host")); err != nil {
+				t.Fatal(err)
+			}
+			testutil.Fill(t, dir)
 			blobtest.WantCode(t, "put", s.Put(t.Context(), "new/key", bytes.NewReader(b), int64(len(b))), dsec.CodeExhausted, "")
 			blobtest.WantNone(t, s, "new/key")
 			wantNoTemps(t, dir)

@@ -100,16 +100,18 @@ type temp struct {
 	f    *os.File
 }
 
+// tempName is one that no other writer has.
+func (s *Store) tempName() string { return path.Join(tempDir, s.writer+"."+rand.Text()) }
+
 func (s *Store) createTemp(ctx context.Context) (*temp, error) {
-	name := path.Join(tempDir, s.writer+"."+rand.Text())
 	return call(ctx, &s.calls, s.calls.timeout, func() (*temp, error) {
-		t := &temp{name: name}
-		err := s.withDir(func(root *os.File) (err error) {
-			t.f, err = openBeneath(root, name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL, fileMode)
+		t := &temp{name: s.tempName()}
+		err := s.withTempDir(func(root *os.File) (err error) {
+			t.f, err = openBeneath(root, t.name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL, fileMode)
 			return err
 		})
 		if err != nil {
-			return nil, noTemp(err)
+			return nil, storeError(writing, err)
 		}
 		return t, nil
 	}, func(t *temp) {
@@ -119,12 +121,19 @@ func (s *Store) createTemp(ctx context.Context) (*temp, error) {
 	})
 }
 
-// noTemp is why no file could be made in the store.
-func noTemp(err error) error {
-	if errors.Is(err, unix.ENOENT) { // a store that was read-only when it was opened
-		return &dsec.Error{Code: dsec.CodeUnavailable, Message: "blob store: its directory is incomplete", Err: err}
-	}
-	return storeError(writing, err)
+// withTempDir is withDir, which makes the directory of unfinished files where it is
+// missing: the store was read-only when it was opened.
+func (s *Store) withTempDir(f func(root *os.File) error) error {
+	return s.withDir(func(root *os.File) error {
+		err := f(root)
+		if !errors.Is(err, unix.ENOENT) {
+			return err
+		}
+		if err := mkdir(root, tempDir); err != nil {
+			return err
+		}
+		return f(root)
+	})
 }
 
 // fill copies size bytes of r to f.
@@ -249,9 +258,9 @@ func (s *Store) discard(ctx context.Context, t *temp) {
 
 // Temp implements blob.Linker.
 func (s *Store) Temp() (*os.File, error) {
-	name := path.Join(tempDir, s.writer+"."+rand.Text())
 	return call(context.Background(), &s.calls, s.calls.timeout, func() (f *os.File, err error) {
-		err = s.withDir(func(root *os.File) (err error) {
+		name := s.tempName()
+		err = s.withTempDir(func(root *os.File) (err error) {
 			f, err = openBeneath(root, tempDir, unix.O_RDWR|unix.O_TMPFILE, fileMode)
 			if !cannot(err) && !errors.Is(err, unix.EISDIR) {
 				return err
@@ -263,7 +272,7 @@ func (s *Store) Temp() (*os.File, error) {
 		})
 		if err != nil {
 			closeLate(f)
-			return nil, noTemp(err)
+			return nil, storeError(writing, err)
 		}
 		return f, nil
 	}, closeLate)

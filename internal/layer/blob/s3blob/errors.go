@@ -66,20 +66,27 @@ func statusOf(err error) (status int, answered bool) {
 	return status, status != 0
 }
 
-// apiCodeOf is empty of what a proxy says in place of the server.
+// apiCodeOf is empty where the answer has none: what a proxy says in place of the
+// server. The SDK makes one up of the status.
 func apiCodeOf(err error) string {
 	if e, ok := errors.AsType[*answerError](err); ok {
 		return e.code
 	}
-	if e, ok := errors.AsType[*smithyhttp.ResponseError](err); ok && e.Response != nil && e.Response.Response != nil {
-		if isPage(e.Response.Header.Get("Content-Type")) {
-			return ""
-		}
+	e, ok := errors.AsType[smithy.APIError](err)
+	if !ok || !apiCode.MatchString(e.ErrorCode()) || e.ErrorCode() == notFound && hasPage(err) {
+		return ""
 	}
-	if e, ok := errors.AsType[smithy.APIError](err); ok && apiCode.MatchString(e.ErrorCode()) {
-		return e.ErrorCode()
-	}
-	return ""
+	return e.ErrorCode()
+}
+
+// notFound is what the answer to a head, which has no body, comes to.
+const notFound = "NotFound"
+
+// hasPage is of an answer that says to be a page of a site: mostly a proxy's, but
+// some servers never say otherwise.
+func hasPage(err error) bool {
+	e, ok := errors.AsType[*smithyhttp.ResponseError](err)
+	return ok && e.Response != nil && e.Response.Response != nil && isPage(e.Response.Header.Get("Content-Type"))
 }
 
 // isMalformed is of an answer that the SDK could not read, unless it was cut off.
@@ -92,7 +99,7 @@ func isMalformed(err error) bool {
 // which is empty where the answer is not an object storage's.
 func codeOf(what intent, status int, api string) (dsec.Code, string) {
 	switch api {
-	case "NoSuchKey", "NotFound":
+	case "NoSuchKey", notFound:
 		return dsec.CodeNotFound, "no such blob"
 	case noSuchUpload:
 		return dsec.CodeUnavailable, "the upload was ended by somebody else"

@@ -81,9 +81,8 @@ func (e *answerError) Error() string { return fmt.Sprintf("status %d, code %q", 
 // readError reads what the answer says, as far as it can be understood.
 func readError(resp *http.Response) error {
 	e := &answerError{status: resp.StatusCode}
-	contentType := resp.Header.Get("Content-Type")
-	var body struct{ Code string }
-	if !isPage(contentType) && xml.NewDecoder(resp.Body).Decode(&body) == nil && apiCode.MatchString(body.Code) {
+	var body struct{ Code string } // which a page, not being XML or not of this kind, has not
+	if xml.NewDecoder(resp.Body).Decode(&body) == nil && apiCode.MatchString(body.Code) {
 		e.code = body.Code
 	}
 	return e

@@ -33,6 +33,9 @@ func (s *Store) Stat(ctx context.Context, key string) (blob.Info, error) {
 		return blob.Info{}, err
 	}
 	out, err := s.client.HeadObject(ctx, &s3.HeadObjectInput{Bucket: &s.cfg.Bucket, Key: s.object(key)})
+	if status, _ := statusOf(err); status == http.StatusNotFound && hasPage(err) {
+		err = s.reason(ctx, key, err)
+	}
 	if err != nil {
 		return blob.Info{}, s.storeError(ctx, reading, err)
 	}
@@ -40,6 +43,16 @@ func (s *Store) Stat(ctx context.Context, key string) (blob.Info, error) {
 		return blob.Info{}, errAnswer("the head of no object: %d bytes, type %.40q", aws.ToInt64(out.ContentLength), aws.ToString(out.ContentType))
 	}
 	return blob.Info{Key: key, Size: *out.ContentLength, Created: out.LastModified.UTC()}, nil
+}
+
+// reason asks for a byte of what a head did not find, for an answer with a body.
+func (s *Store) reason(ctx context.Context, key string, head error) error {
+	resp, err := s.getter.get(ctx, *s.object(key), 0, 1)
+	if err != nil {
+		return err
+	}
+	_ = resp.Body.Close()
+	return head // it came between
 }
 
 // isPage is of what a proxy says in place of the server.

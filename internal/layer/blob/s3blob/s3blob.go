@@ -100,6 +100,7 @@ func parse(u *url.URL) (Config, error) {
 			return Config{}, dsec.Invalid(storeField, "endpoint: want http://host:port or https://host:port")
 		}
 	}
+	cfg.Endpoint = strings.TrimRight(cfg.Endpoint, "/")
 	return cfg, nil
 }
 

@@ -2,8 +2,11 @@ package s3blob
 
 import (
 	"context"
+	"crypto/rand"
 	"fmt"
+	"net/url"
 	"os"
+	"path"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -84,4 +87,36 @@ func TestSuite(t *testing.T) {
 
 func TestModel(t *testing.T) {
 	blobtest.RunModel(t, mustOpen(t, config(t)))
+}
+
+// TestSuiteOnGivenServer runs the suite on the store that DSEC_TEST_S3 names, as
+// [layers] store does, below a prefix of its own. Keys are in the environment.
+func TestSuiteOnGivenServer(t *testing.T) {
+	raw := os.Getenv("DSEC_TEST_S3")
+	if raw == "" {
+		return // there is none; TestSuite has one
+	}
+	u, err := url.Parse(raw)
+	if err != nil {
+		t.Fatal(err)
+	}
+	given, err := parse(u)
+	if err != nil {
+		t.Fatal(err)
+	}
+	open := func(t *testing.T) blob.Store {
+		cfg := given
+		cfg.Prefix = path.Join(cfg.Prefix, "dsec-test-"+rand.Text())
+		cfg.Credentials.Env, cfg.PartSize, cfg.PageSize = os.LookupEnv, 5<<20, 3
+		s := mustOpen(t, cfg)
+		t.Cleanup(func() {
+			err := s.List(context.Background(), "", func(info blob.Info) error { return s.Delete(context.Background(), info.Key) })
+			if err != nil {
+				t.Error(err)
+			}
+		})
+		return s
+	}
+	blobtest.Run(t, open)
+	blobtest.RunModel(t, open(t))
 }
