@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -20,6 +21,7 @@ import (
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/client"
 	"github.com/opendsec/dsec/internal/testutil"
+	"github.com/opendsec/dsec/internal/testutil/s3server"
 )
 
 // layerd are the processes that fill the data of layers for the server in dir.
@@ -170,4 +172,84 @@ func readOnDemand(t *testing.T, env ...string) {
 		t.Errorf("of a layer that was partly there when both were killed: %+v, %v", s, err)
 	}
 	reads("a new one of the same layer", create("three"), "three")
+}
+
+// A bucket is a store too. While it does not answer, what was read can be read
+// again, and what was not fails and makes the sandbox degraded, until it answers.
+func TestLayersFromABucket(t *testing.T) {
+	testutil.Require(t, testutil.Root, testutil.EROFS, testutil.Overlay, testutil.Program("busybox"))
+	name, dir := testutil.Name(t), testutil.Dir(t)
+	testutil.Ledger(t, name, filepath.Base(dir))
+	bucket, err := s3server.Start(t.Context(), testutil.Dir(t), s3server.Options{})
+	check(t, err)
+	t.Cleanup(func() { _ = bucket.Close() })
+	c := &containerServer{name: name, dir: dir, env: []string{
+		fmt.Sprintf("DSEC_LAYERS_STORE=s3://%s/layers?endpoint=%s&path_style=true", bucket.Bucket, bucket.Endpoint(bucket.Addr)),
+		"AWS_ACCESS_KEY_ID=" + bucket.ID, "AWS_SECRET_ACCESS_KEY=" + bucket.Secret, "DSEC_LAYERS_RETRY_FOR=1s",
+	}}
+	t.Cleanup(func() {
+		c.destroy(t)
+		killLayerd(t, dir)
+	})
+	c.start(t)
+	const size = 24 << 20
+	data := make([]byte, size)
+	_, _ = rand.NewChaCha8([32]byte{9}).Read(data)
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	for i, part := range [][]byte{data[:size/2], data[size/2:]} {
+		check(t, w.WriteHeader(&tar.Header{Name: fmt.Sprint("part", i), Mode: 0o644, Size: size / 2}))
+		_, err := w.Write(part)
+		check(t, err)
+	}
+	check(t, w.Close())
+	cl := c.client(t)
+	_, _, err = cl.ImportLayer(t.Context(), "base", client.ImportOptions{}, bytes.NewReader(busyboxTar(t)))
+	check(t, err)
+	_, _, err = cl.ImportLayer(t.Context(), "big", client.ImportOptions{Kind: dsec.LayerToolkit}, &b)
+	check(t, err)
+
+	// Another node has nothing of them yet.
+	c.stop()
+	killLayerd(t, dir)
+	check(t, errors.Join(os.RemoveAll(filepath.Join(dir, "data", "layers", "local")), os.RemoveAll(filepath.Join(dir, "data", "layers", "cache"))))
+	c.start(t)
+	t.Cleanup(func() { c.killAll(t) })
+	sb, err := c.client(t).CreateSandbox(t.Context(), client.SandboxOptions{Layers: []string{"base", "big"}})
+	check(t, err)
+	sum := func(part int) (string, dsec.Outcome) {
+		t.Helper()
+		out, o, err := sb.Command("/bin/sha256sum", fmt.Sprint("/part", part)).Output(t.Context())
+		check(t, err)
+		return strings.Split(string(out), " ")[0], o
+	}
+	want := func(part int) string { return fmt.Sprintf("%x", sha256.Sum256(data[part*size/2:(part+1)*size/2])) }
+	if got, o := sum(0); got != want(0) {
+		t.Errorf("the first part: %s, %+v", got, o)
+	}
+	check(t, bucket.Kill())
+	if got, o := sum(0); got != want(0) {
+		t.Errorf("the first part without the bucket: %s, %+v", got, o)
+	}
+	if got, o := sum(1); o.Code != 1 || got != "" {
+		t.Errorf("the second part without the bucket: %s, %+v", got, o)
+	}
+	condition := func(want bool) func() error {
+		return func() error {
+			s, err := sb.Info(t.Context())
+			if err == nil && slices.Contains(s.Conditions, "degraded") != want {
+				err = fmt.Errorf("conditions %q, reason %q", s.Conditions, s.Reason)
+			}
+			return err
+		}
+	}
+	testutil.WaitFor(t, time.Minute, "the sandbox is degraded", condition(true))
+	check(t, bucket.Restart(t.Context()))
+	testutil.WaitFor(t, time.Minute, "the second part can be read", func() error {
+		if got, o := sum(1); got != want(1) {
+			return fmt.Errorf("%q, %+v", got, o)
+		}
+		return nil
+	})
+	testutil.WaitFor(t, time.Minute, "the sandbox is well", condition(false))
 }
