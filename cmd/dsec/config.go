@@ -44,6 +44,7 @@ type Config struct {
 	Edge      EdgeConfig      `toml:"edge"`
 	Layers    LayersConfig    `toml:"layers"`
 	Container ContainerConfig `toml:"container"`
+	Registry  RegistryConfig  `toml:"registry"`
 }
 
 // APIConfig is the section [api].
@@ -85,6 +86,20 @@ type ContainerConfig struct {
 	// DiskImageMaxBytes of 0 is no bound but what the disk below keeps free.
 	DiskImageMaxBytes int64 `toml:"disk_image_max_bytes"`
 	DiskShare         int64 `toml:"disk_share"`
+}
+
+// RegistryConfig is the section [registry].
+type RegistryConfig struct {
+	Enabled      bool                `toml:"enabled"`
+	AutoImport   bool                `toml:"auto_import"`
+	Default      string              `toml:"default"`
+	Insecure     []string            `toml:"insecure"`
+	PrivateHosts []string            `toml:"private_hosts"`
+	CAFile       string              `toml:"ca_file"`
+	Credentials  string              `toml:"credentials"`
+	MaxBytes     int64               `toml:"max_bytes"`
+	CacheBytes   int64               `toml:"cache_bytes"`
+	Mirrors      map[string][]string `toml:"mirrors"`
 }
 
 // Limits are the sections [edge.default_limits] and [edge.max_limits].
@@ -231,6 +246,8 @@ func wanted(t reflect.Type, key []string) string {
 		return `a duration such as "90s"`
 	case reflect.TypeFor[[]string]():
 		return `a list such as ["a", "b"]`
+	case reflect.TypeFor[bool]():
+		return "true or false"
 	}
 	return "a section"
 }
@@ -264,6 +281,12 @@ func fromEnv(prefix string, v reflect.Value) (names []string, err error) {
 			err = p.UnmarshalText([]byte(value))
 		case *[]string:
 			*p = splitList(value)
+		case *bool:
+			if *p, err = strconv.ParseBool(value); err != nil {
+				err = fmt.Errorf("%q: want true or false", value)
+			}
+		case *map[string][]string:
+			*p, err = splitPairs(value)
 		}
 		if err != nil {
 			return nil, dsec.Invalid(name, "%v", err)
@@ -337,6 +360,19 @@ func splitList(text string) []string {
 	return strings.FieldsFunc(text, func(r rune) bool { return r == ',' || r == ' ' })
 }
 
+// splitPairs reads HOST=URL pairs; a host may have several.
+func splitPairs(text string) (map[string][]string, error) {
+	m := map[string][]string{}
+	for _, pair := range splitList(text) {
+		k, v, ok := strings.Cut(pair, "=")
+		if !ok || k == "" || v == "" {
+			return nil, fmt.Errorf("%q: want HOST=URL", pair)
+		}
+		m[k] = append(m[k], v)
+	}
+	return m, nil
+}
+
 // Validate reports the first value that cannot work.
 func (c *Config) Validate() error {
 	for field, dir := range map[string]string{"data_dir": c.DataDir, "run_dir": c.RunDir} {
@@ -353,7 +389,23 @@ func (c *Config) Validate() error {
 	if err := c.Layers.validate(); err != nil {
 		return err
 	}
+	if err := c.Registry.validate(); err != nil {
+		return err
+	}
 	return c.Edge.validate()
+}
+
+func (r *RegistryConfig) validate() error {
+	for _, v := range []struct {
+		name string
+		v    int64
+		low  int64
+	}{{"max_bytes", r.MaxBytes, 1}, {"cache_bytes", r.CacheBytes, 0}} {
+		if v.v < v.low || v.v > 1<<50 {
+			return dsec.Invalid("registry."+v.name, "is %d, want %d to %d", v.v, v.low, int64(1<<50))
+		}
+	}
+	return nil // the rest is checked by who uses it
 }
 
 func (c *ContainerConfig) validate() error {

@@ -20,6 +20,7 @@ import (
 	"github.com/opendsec/dsec/internal/daemon"
 	"github.com/opendsec/dsec/internal/edge"
 	"github.com/opendsec/dsec/internal/layer"
+	"github.com/opendsec/dsec/internal/layer/registry"
 )
 
 // runEdge owns this machine's sandboxes and serves the edge API on a socket
@@ -97,6 +98,10 @@ func startEdge(ctx context.Context, cfg *Config, log *slog.Logger, reg *promethe
 		return nil, err
 	}
 	stack.Push(func(context.Context) error { return layers.Close() })
+	images, err := openRegistry(cfg, log)
+	if err != nil {
+		return nil, err
+	}
 	var kinds []backend.Backend
 	for _, name := range cfg.Edge.Backends {
 		kind, _ := findBackend(name) // Validate has looked it up
@@ -108,7 +113,7 @@ func startEdge(ctx context.Context, cfg *Config, log *slog.Logger, reg *promethe
 	}
 	ec := cfg.Edge
 	node, err := edge.New(edge.Config{
-		StateDir: state, RunDir: filepath.Join(cfg.RunDir, "edge"), Backends: kinds, Layers: layers,
+		StateDir: state, RunDir: filepath.Join(cfg.RunDir, "edge"), Backends: kinds, Layers: layers, Registry: images,
 		DefaultLimits: dsec.Limits(ec.DefaultLimits), MaxLimits: dsec.Limits(ec.MaxLimits),
 		DefaultIdleTimeout: orNever(ec.DefaultIdleTimeout), DefaultMaxLifetime: orNever(ec.DefaultMaxLifetime),
 		MaxSandboxes: int(ec.MaxSandboxes), MaxCalls: int(ec.MaxCalls), CreateConcurrency: int(ec.CreateConcurrency),
@@ -128,6 +133,22 @@ func startEdge(ctx context.Context, cfg *Config, log *slog.Logger, reg *promethe
 		stack.Push(func(context.Context) error { stop(); <-told; return nil })
 	}
 	return node, nil
+}
+
+// openRegistry makes what fetches images; nil where that is off.
+func openRegistry(cfg *Config, log *slog.Logger) (*registry.Client, error) {
+	r := cfg.Registry
+	if !r.Enabled {
+		return nil, nil
+	}
+	c := registry.Config{
+		Default: r.Default, Mirrors: r.Mirrors, Insecure: r.Insecure, Private: r.PrivateHosts, CAFile: r.CAFile,
+		CredentialsFile: r.Credentials, MaxBytes: r.MaxBytes, CacheBytes: r.CacheBytes, Logger: log,
+	}
+	if r.CacheBytes > 0 {
+		c.CacheDir = filepath.Join(cfg.DataDir, "registry")
+	}
+	return registry.New(c)
 }
 
 // ofRoot says what else would do where the server's user may not use a directory.
