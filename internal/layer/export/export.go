@@ -34,7 +34,7 @@ import (
 )
 
 // Layer is one layer to be exported: a file system as go-erofs shows it, whose
-// files tell owner, links and attributes by the methods that go-erofs documents.
+// files tell owner, links and attributes by what Sys gives, an *erofs.Stat.
 type Layer struct {
 	Digest string
 	FS     fs.FS
@@ -223,7 +223,7 @@ func writeLayer(ctx context.Context, w io.Writer, l Layer) (err error) {
 			err = fmt.Errorf("read layer %s: panic: %v", l.Digest, p)
 		}
 	}()
-	t := &layerWriter{ctx: ctx, tw: tar.NewWriter(w), fs: l.FS, first: map[uint64]string{}, buf: make([]byte, 256<<10)}
+	t := &layerWriter{ctx: ctx, tw: tar.NewWriter(w), fs: l.FS, first: map[int64]string{}, buf: make([]byte, 256<<10)}
 	root, err := fs.Stat(l.FS, ".")
 	if err == nil && !root.IsDir() {
 		err = errors.New("its root is no directory")

@@ -8,21 +8,9 @@ import (
 	"io/fs"
 	"strings"
 
-	"github.com/opendsec/dsec"
-)
+	"github.com/erofs/go-erofs"
 
-// What go-erofs tells of a file beside fs.FileInfo.
-type (
-	owned interface {
-		UID() uint32
-		GID() uint32
-	}
-	linked interface {
-		Ino() uint64
-		Nlink() uint64
-	}
-	device     interface{ Rdev() uint64 }
-	attributed interface{ GetAllXattr() map[string]string }
+	"github.com/opendsec/dsec"
 )
 
 // Whiteouts as OCI layers have them, and the opaque mark of overlayfs.
@@ -38,7 +26,7 @@ type layerWriter struct {
 	ctx   context.Context
 	tw    *tar.Writer
 	fs    fs.FS
-	first map[uint64]string // names of files that have several, by inode
+	first map[int64]string // names of files that have several, by inode
 	buf   []byte
 }
 
@@ -48,15 +36,14 @@ func (t *layerWriter) dir(path string, fi fs.FileInfo) error {
 	if err := t.ctx.Err(); err != nil {
 		return err
 	}
-	hdr := t.header(path+"/", fi, tar.TypeDir)
-	opaque := false
-	if a, ok := fi.(attributed); ok {
-		opaque = a.GetAllXattr()[xattrOpaque] == "y"
+	hdr, st, err := t.header(path+"/", fi, tar.TypeDir)
+	if err != nil {
+		return err
 	}
 	if err := t.tw.WriteHeader(hdr); err != nil {
 		return err
 	}
-	if opaque {
+	if st.Xattrs[xattrOpaque] == "y" {
 		if err := t.whiteout(path + "/" + whiteoutOpaque); err != nil {
 			return err
 		}
@@ -86,45 +73,44 @@ func (t *layerWriter) dir(path string, fi fs.FileInfo) error {
 	return nil
 }
 
+// kinds are the types of what an import makes beside directories.
+var kinds = map[fs.FileMode]byte{0: tar.TypeReg, fs.ModeSymlink: tar.TypeSymlink, fs.ModeNamedPipe: tar.TypeFifo}
+
 // file writes what is no directory.
 func (t *layerWriter) file(path, base string, fi fs.FileInfo) error {
-	if fi.Mode()&fs.ModeCharDevice != 0 {
-		if d, ok := fi.(device); ok && d.Rdev() == 0 {
-			return t.whiteout(strings.TrimSuffix(path, base) + whiteoutPrefix + base)
-		}
-	}
-	if strings.HasPrefix(base, whiteoutPrefix) {
+	kind, ok := kinds[fi.Mode().Type()]
+	hdr, st, err := t.header(path, fi, kind)
+	switch {
+	case err != nil:
+		return err
+	case fi.Mode()&fs.ModeCharDevice != 0 && st.Rdev == 0:
+		return t.whiteout(strings.TrimSuffix(path, base) + whiteoutPrefix + base)
+	case !ok:
+		return fmt.Errorf("%.200q: of type %v, which no import makes", path, fi.Mode().Type())
+	case strings.HasPrefix(base, whiteoutPrefix):
 		return &dsec.Error{Code: dsec.CodeUnsupported, Message: fmt.Sprintf("%.200q: an image would take a file of this name for a whiteout", path)}
 	}
-	if l, ok := fi.(linked); ok && l.Nlink() > 1 {
-		if first, seen := t.first[l.Ino()]; seen {
-			hdr := t.header(path, fi, tar.TypeLink)
-			hdr.Linkname, hdr.PAXRecords = first, nil
+	if st.Nlink > 1 {
+		if first, seen := t.first[st.Ino]; seen {
+			hdr.Typeflag, hdr.Linkname, hdr.PAXRecords = tar.TypeLink, first, nil
 			return t.tw.WriteHeader(hdr)
 		}
-		t.first[l.Ino()] = path
+		t.first[st.Ino] = path
 	}
-	switch fi.Mode().Type() {
-	case 0:
-		return t.regular(path, fi)
-	case fs.ModeSymlink:
-		target, err := fs.ReadLink(t.fs, path)
-		if err != nil {
+	switch kind {
+	case tar.TypeReg:
+		return t.regular(path, hdr, fi.Size())
+	case tar.TypeSymlink:
+		if hdr.Linkname, err = fs.ReadLink(t.fs, path); err != nil {
 			return err
 		}
-		hdr := t.header(path, fi, tar.TypeSymlink)
-		hdr.Linkname = target
-		return t.tw.WriteHeader(hdr)
-	case fs.ModeNamedPipe:
-		return t.tw.WriteHeader(t.header(path, fi, tar.TypeFifo))
 	}
-	return fmt.Errorf("%.200q: of type %v, which no import makes", path, fi.Mode().Type())
+	return t.tw.WriteHeader(hdr)
 }
 
-func (t *layerWriter) regular(path string, fi fs.FileInfo) error {
-	hdr := t.header(path, fi, tar.TypeReg)
-	hdr.Size = fi.Size()
-	if err := t.tw.WriteHeader(hdr); err != nil || hdr.Size == 0 {
+func (t *layerWriter) regular(path string, hdr *tar.Header, size int64) error {
+	hdr.Size = size
+	if err := t.tw.WriteHeader(hdr); err != nil || size == 0 {
 		return err
 	}
 	f, err := t.fs.Open(path)
@@ -132,8 +118,8 @@ func (t *layerWriter) regular(path string, fi fs.FileInfo) error {
 		return err
 	}
 	defer func() { _ = f.Close() }()
-	n, err := io.CopyBuffer(struct{ io.Writer }{t.tw}, io.LimitReader(&bounded{t.ctx, f}, hdr.Size), t.buf)
-	if err == nil && n != hdr.Size {
+	n, err := io.CopyBuffer(struct{ io.Writer }{t.tw}, io.LimitReader(&bounded{t.ctx, f}, size), t.buf)
+	if err == nil && n != size {
 		err = fmt.Errorf("%.200q: %w", path, io.ErrUnexpectedEOF)
 	}
 	return err
@@ -157,27 +143,30 @@ func (t *layerWriter) whiteout(path string) error {
 	return t.tw.WriteHeader(&tar.Header{Name: strings.TrimPrefix(path, "./"), Typeflag: tar.TypeReg, Format: tar.FormatPAX})
 }
 
-// header is that of a file of the layer.
-func (t *layerWriter) header(path string, fi fs.FileInfo, kind byte) *tar.Header {
-	hdr := &tar.Header{Name: path, Typeflag: kind, Mode: int64(fi.Mode().Perm()), ModTime: fi.ModTime(), Format: tar.FormatPAX}
+// header is that of a file of the layer. The bits of set-id and of sticky are only in
+// what Sys gives: go-erofs's FileInfo has them elsewhere than fs.FileMode does.
+func (t *layerWriter) header(path string, fi fs.FileInfo, kind byte) (*tar.Header, *erofs.Stat, error) {
+	st, ok := fi.Sys().(*erofs.Stat)
+	if !ok {
+		return nil, nil, fmt.Errorf("%.200q: no attributes: %T", path, fi.Sys())
+	}
+	hdr := &tar.Header{
+		Name: path, Typeflag: kind, Mode: int64(st.Mode.Perm()), ModTime: fi.ModTime(), Format: tar.FormatPAX,
+		Uid: int(st.UID), Gid: int(st.GID),
+	}
 	for mode, bit := range map[fs.FileMode]int64{fs.ModeSetuid: 0o4000, fs.ModeSetgid: 0o2000, fs.ModeSticky: 0o1000} {
-		if fi.Mode()&mode != 0 {
+		if st.Mode&mode != 0 {
 			hdr.Mode |= bit
 		}
 	}
-	if o, ok := fi.(owned); ok {
-		hdr.Uid, hdr.Gid = int(o.UID()), int(o.GID())
-	}
-	if a, ok := fi.(attributed); ok {
-		for name, value := range a.GetAllXattr() {
-			if !strings.HasPrefix(name, "user.") {
-				continue // the opaque mark, which is told otherwise
-			}
-			if hdr.PAXRecords == nil {
-				hdr.PAXRecords = map[string]string{}
-			}
-			hdr.PAXRecords[xattrPAX+name] = value
+	for name, value := range st.Xattrs {
+		if !strings.HasPrefix(name, "user.") {
+			continue // the opaque mark, which is told otherwise
 		}
+		if hdr.PAXRecords == nil {
+			hdr.PAXRecords = map[string]string{}
+		}
+		hdr.PAXRecords[xattrPAX+name] = value
 	}
-	return hdr
+	return hdr, st, nil
 }
