@@ -88,20 +88,6 @@ type ContainerConfig struct {
 	DiskShare         int64 `toml:"disk_share"`
 }
 
-// RegistryConfig is the section [registry].
-type RegistryConfig struct {
-	Enabled      bool                `toml:"enabled"`
-	AutoImport   bool                `toml:"auto_import"`
-	Default      string              `toml:"default"`
-	Insecure     []string            `toml:"insecure"`
-	PrivateHosts []string            `toml:"private_hosts"`
-	CAFile       string              `toml:"ca_file"`
-	Credentials  string              `toml:"credentials"`
-	MaxBytes     int64               `toml:"max_bytes"`
-	CacheBytes   int64               `toml:"cache_bytes"`
-	Mirrors      map[string][]string `toml:"mirrors"`
-}
-
 // Limits are the sections [edge.default_limits] and [edge.max_limits].
 type Limits struct {
 	MilliCPU    int64 `toml:"milli_cpu"`
@@ -360,19 +346,6 @@ func splitList(text string) []string {
 	return strings.FieldsFunc(text, func(r rune) bool { return r == ',' || r == ' ' })
 }
 
-// splitPairs reads HOST=URL pairs; a host may have several.
-func splitPairs(text string) (map[string][]string, error) {
-	m := map[string][]string{}
-	for _, pair := range splitList(text) {
-		k, v, ok := strings.Cut(pair, "=")
-		if !ok || k == "" || v == "" {
-			return nil, fmt.Errorf("%q: want HOST=URL", pair)
-		}
-		m[k] = append(m[k], v)
-	}
-	return m, nil
-}
-
 // Validate reports the first value that cannot work.
 func (c *Config) Validate() error {
 	for field, dir := range map[string]string{"data_dir": c.DataDir, "run_dir": c.RunDir} {
@@ -393,19 +366,6 @@ func (c *Config) Validate() error {
 		return err
 	}
 	return c.Edge.validate()
-}
-
-func (r *RegistryConfig) validate() error {
-	for _, v := range []struct {
-		name string
-		v    int64
-		low  int64
-	}{{"max_bytes", r.MaxBytes, 1}, {"cache_bytes", r.CacheBytes, 0}} {
-		if v.v < v.low || v.v > 1<<50 {
-			return dsec.Invalid("registry."+v.name, "is %d, want %d to %d", v.v, v.low, int64(1<<50))
-		}
-	}
-	return nil // the rest is checked by who uses it
 }
 
 func (c *ContainerConfig) validate() error {

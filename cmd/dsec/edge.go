@@ -20,7 +20,6 @@ import (
 	"github.com/opendsec/dsec/internal/daemon"
 	"github.com/opendsec/dsec/internal/edge"
 	"github.com/opendsec/dsec/internal/layer"
-	"github.com/opendsec/dsec/internal/layer/registry"
 )
 
 // runEdge owns this machine's sandboxes and serves the edge API on a socket
@@ -133,22 +132,6 @@ func startEdge(ctx context.Context, cfg *Config, log *slog.Logger, reg *promethe
 		stack.Push(func(context.Context) error { stop(); <-told; return nil })
 	}
 	return node, nil
-}
-
-// openRegistry makes what fetches images; nil where that is off.
-func openRegistry(cfg *Config, log *slog.Logger) (*registry.Client, error) {
-	r := cfg.Registry
-	if !r.Enabled {
-		return nil, nil
-	}
-	c := registry.Config{
-		Default: r.Default, Mirrors: r.Mirrors, Insecure: r.Insecure, Private: r.PrivateHosts, CAFile: r.CAFile,
-		CredentialsFile: r.Credentials, MaxBytes: r.MaxBytes, CacheBytes: r.CacheBytes, Logger: log,
-	}
-	if r.CacheBytes > 0 {
-		c.CacheDir = filepath.Join(cfg.DataDir, "registry")
-	}
-	return registry.New(c)
 }
 
 // ofRoot says what else would do where the server's user may not use a directory.
