@@ -21,15 +21,16 @@ import (
 // blob reads one blob, checked: its last byte comes only where all had the right
 // digest. Where a body breaks off, it goes on from there, at the next source too.
 type blob struct {
-	ctx  context.Context
-	img  *Image
-	d    v1.Descriptor
-	off  int64
-	h    hash.Hash
-	body io.ReadCloser
-	bad  int // bodies in a row that brought nothing
-	at   int // source
-	keep *kept
+	ctx   context.Context
+	img   *Image
+	d     v1.Descriptor
+	off   int64
+	h     hash.Hash
+	body  io.ReadCloser
+	bad   int  // bodies in a row that brought nothing
+	whole bool // the registry gives no parts
+	at    int  // source
+	keep  *kept
 }
 
 // open opens a blob: the cache's, or the registry's.
@@ -182,8 +183,9 @@ func (b *blob) get(s *source) error {
 	if err != nil {
 		return err
 	}
-	if b.off > 0 {
-		req.Header.Set("Range", fmt.Sprintf("bytes=%d-", b.off))
+	ask := b.off > 0 && !b.whole
+	if ask {
+		req.Header.Set("Range", fmt.Sprintf("bytes=%d-%d", b.off, b.d.Size-1))
 	}
 	res, err := s.client.Do(req)
 	if err != nil {
@@ -191,7 +193,11 @@ func (b *blob) get(s *source) error {
 	}
 	skip := int64(0)
 	switch {
-	case res.StatusCode == http.StatusPartialContent && b.off > 0:
+	case res.StatusCode == http.StatusRequestedRangeNotSatisfiable && ask:
+		_ = res.Body.Close()
+		b.whole = true
+		return b.get(s)
+	case res.StatusCode == http.StatusPartialContent && ask:
 		var from int64
 		if _, err := fmt.Sscanf(res.Header.Get("Content-Range"), "bytes %d-", &from); err != nil || from != b.off {
 			_ = res.Body.Close()

@@ -48,6 +48,11 @@ func statusOf(err error) int {
 // bare takes URLs, which can hold what opens them, and answers' texts out of an
 // error.
 func bare(err error) error {
+	// The library tries some hosts without TLS after it: this says more than that it
+	// may not.
+	if e, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
+		return e
+	}
 	if e, ok := errors.AsType[*dsec.Error](err); ok {
 		return e
 	}

@@ -118,8 +118,10 @@ func parseHost(s string) (string, error) {
 		if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
 			return "", bad
 		}
-	} else {
-		host = strings.TrimSuffix(strings.TrimPrefix(s, "["), "]")
+	} else if in, ok := strings.CutPrefix(s, "["); ok {
+		if host, ok = strings.CutSuffix(in, "]"); !ok {
+			return "", bad
+		}
 	}
 	if strings.Contains(host, ":") {
 		if ip := net.ParseIP(host); ip == nil || !strings.HasPrefix(s, "[") {
