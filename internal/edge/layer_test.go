@@ -73,7 +73,6 @@ func (l *layers) OpenFS(context.Context, string) (fs.FS, io.Closer, error) {
 	return nil, nil, dsec.Errorf(dsec.CodeUnsupported, "the layers of this store have no files")
 }
 
-
 func (l *layers) Build(_ context.Context, opt layer.BuildOptions, r io.Reader) (layer.Meta, []string, error) {
 	b, err := io.ReadAll(r)
 	if err != nil {
