@@ -28,13 +28,19 @@ import (
 // cgroups of its own that are gone after the test.
 func containers(t testing.TB) *server {
 	t.Helper()
+	return containersIn(t)
+}
+
+// containersIn is containers with more in the server's environment.
+func containersIn(t testing.TB, env ...string) *server {
+	t.Helper()
 	testutil.Require(t, testutil.Root, testutil.EROFS, testutil.Overlay, testutil.Program("busybox"))
 	if _, err := chronusbin.Binary(); err != nil {
 		t.Fatal(err)
 	}
 	name, dir := testutil.Name(t), testutil.Dir(t)
 	testutil.Ledger(t, name, filepath.Base(dir))
-	c := &containerServer{name: name, dir: dir}
+	c := &containerServer{name: name, dir: dir, env: env}
 	t.Cleanup(func() { c.destroy(t) })
 	c.start(t)
 	t.Cleanup(func() { c.killAll(t) })
@@ -44,6 +50,7 @@ func containers(t testing.TB) *server {
 type containerServer struct {
 	*server
 	name, dir string
+	env       []string
 	listen    string // 127.0.0.1 and a free port where empty
 	image     int64  // bytes of the disk of all volumes, 512 MiB where 0; it does not grow
 	share     int    // percent of it that one volume can have, 80 where 0
@@ -53,10 +60,10 @@ func (c *containerServer) volumes() string { return filepath.Join(c.dir, "data",
 
 func (c *containerServer) start(t testing.TB) {
 	image := cmp.Or(c.image, 512<<20)
-	p := startEnv(t, []string{
+	p := startEnv(t, append([]string{
 		"DSEC_CONTAINER_CGROUP=" + c.name, fmt.Sprint("DSEC_CONTAINER_DISK_IMAGE_BYTES=", image), fmt.Sprint("DSEC_CONTAINER_DISK_IMAGE_MAX_BYTES=", image),
 		fmt.Sprint("DSEC_CONTAINER_DISK_SHARE=", cmp.Or(c.share, 80)),
-	}, "up", "--backend", "container", "--listen", cmp.Or(c.listen, "127.0.0.1:0"), "--data-dir", filepath.Join(c.dir, "data"), "--run-dir", filepath.Join(c.dir, "run"))
+	}, c.env...), "up", "--backend", "container", "--listen", cmp.Or(c.listen, "127.0.0.1:0"), "--data-dir", filepath.Join(c.dir, "data"), "--run-dir", filepath.Join(c.dir, "run"))
 	c.server = &server{p, p.ready, filepath.Join(c.dir, "data", "admin.key"), c.dir}
 }
 

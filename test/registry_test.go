@@ -31,11 +31,14 @@ import (
 
 // images is a registry in this process.
 type images struct {
-	host string
+	host  string
+	close func() // its connections, for who counts descriptors at the test's end
 
 	mu    sync.Mutex
 	blobs int           // fetched
 	hold  chan struct{} // where set, blobs wait for it
+	// change, where set, may answer in place of the registry.
+	change func(w http.ResponseWriter, r *http.Request) bool
 }
 
 func newImages(t testing.TB) *images {
@@ -52,8 +55,14 @@ func newImages(t testing.TB) *images {
 				<-hold
 			}
 		}
-		h.ServeHTTP(w, req)
+		r.mu.Lock()
+		change := r.change
+		r.mu.Unlock()
+		if change == nil || !change(w, req) {
+			h.ServeHTTP(w, req)
+		}
 	}))
+	r.close = srv.CloseClientConnections
 	t.Cleanup(srv.Close)
 	r.host = strings.TrimPrefix(srv.URL, "http://")
 	return r
@@ -70,10 +79,21 @@ func (r *images) fetched() int {
 // push puts an image of the tars into the registry, and gives its digest.
 func (r *images) push(t testing.TB, ref string, env []string, layers ...[]byte) string {
 	t.Helper()
+	return r.pushImage(t, ref, env, types.OCIUncompressedLayer, layers)
+}
+
+// pushAs is push of layers of another type.
+func (r *images) pushAs(t testing.TB, ref string, kind types.MediaType, layers ...[]byte) {
+	t.Helper()
+	r.pushImage(t, ref, nil, kind, layers)
+}
+
+func (r *images) pushImage(t testing.TB, ref string, env []string, kind types.MediaType, layers [][]byte) string {
+	t.Helper()
 	img := v1.Image(empty.Image)
 	var err error
 	for _, b := range layers {
-		img, err = mutate.AppendLayers(img, static.NewLayer(b, types.OCIUncompressedLayer))
+		img, err = mutate.AppendLayers(img, static.NewLayer(b, kind))
 		check(t, err)
 	}
 	cf, err := img.ConfigFile()
@@ -85,7 +105,9 @@ func (r *images) push(t testing.TB, ref string, env []string, layers ...[]byte) 
 	img = mutate.ConfigMediaType(mutate.MediaType(img, types.OCIManifestSchema1), types.OCIConfigJSON)
 	to, err := name.ParseReference(r.host+"/"+ref, name.Insecure)
 	check(t, err)
-	check(t, remote.Write(to, img))
+	once := remote.DefaultTransport.(*http.Transport).Clone()
+	once.DisableKeepAlives = true
+	check(t, remote.Write(to, img, remote.WithTransport(once)))
 	digest, err := img.Digest()
 	check(t, err)
 	return digest.String()
@@ -283,6 +305,7 @@ func tarOfAll(t testing.TB, whiteouts bool) []byte {
 		{Name: "dir/b", Typeflag: tar.TypeReg, Mode: 0o4755, Uid: 1000, Gid: 1001, Size: 5, PAXRecords: map[string]string{"SCHILY.xattr.user.a": "a\x00b"}},
 		{Name: "dir/a", Typeflag: tar.TypeLink, Linkname: "dir/b"},
 		{Name: "dir/empty", Typeflag: tar.TypeReg},
+		{Name: "dir/large", Typeflag: tar.TypeReg, Size: 300_000},
 		{Name: "dir/to", Typeflag: tar.TypeSymlink, Linkname: "../../no where"},
 		{Name: "dir/to2", Typeflag: tar.TypeLink, Linkname: "dir/to"},
 		{Name: "dir/pipe", Typeflag: tar.TypeFifo, Mode: 0o600},
@@ -300,7 +323,7 @@ func tarOfAll(t testing.TB, whiteouts bool) []byte {
 		h.Format = tar.FormatPAX
 		check(t, w.WriteHeader(&h))
 		if h.Size > 0 {
-			_, err := w.Write([]byte("hello"))
+			_, err := w.Write(bytes.Repeat([]byte("hello"), int(h.Size/5)))
 			check(t, err)
 		}
 	}
