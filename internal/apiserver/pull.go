@@ -21,7 +21,7 @@ const originRegistry = "registry"
 
 // Of one server: imports from registries at once, and how long one may take.
 const (
-	maxPulls    = 64
+	maxPulls    = 128
 	pullTimeout = time.Hour
 )
 
@@ -33,7 +33,8 @@ type pulls struct {
 }
 
 // pullKey is what an import is of: a project's, because what one may read of a
-// registry another may not.
+// registry another may not. The digest is of an image, or in its place the name that a
+// create has for one.
 type pullKey struct {
 	project, digest, kind, at string
 	strict                    bool
@@ -41,8 +42,8 @@ type pullKey struct {
 
 // pull is one import.
 type pull struct {
+	done   chan struct{} // closed when what follows is set
 	began  int64         // store revision
-	done   chan struct{} // closed when the rest is set
 	tag    tag
 	err    error
 	cancel context.CancelFunc
@@ -94,10 +95,17 @@ func (s *Server) importBase(ctx context.Context, field, ref string, missing erro
 	if err != nil {
 		return tag{}, err
 	}
-	t, began, err := s.pull(ctx, &dsecv1.PullLayerRequest{Ref: name}, true, nil)
-	if err == nil {
-		err = s.layers.set(ctx, principal(ctx).Project, name, t, began)
+	// One for all that wait for the name: the registry is asked once what it means.
+	p, err := s.pulls.join(ctx, s, pullKey{project: principal(ctx).Project, digest: name}, 0, true, func(ctx context.Context, p *pull) {
+		if p.tag, p.began, p.err = s.pull(ctx, &dsecv1.PullLayerRequest{Ref: name}, true, nil); p.err == nil {
+			p.err = s.layers.set(ctx, principal(ctx).Project, name, p.tag, p.began)
+		}
+	})
+	if err != nil {
+		return tag{}, err
 	}
+	defer s.pulls.leave(p)
+	t, _, err := p.wait(ctx, &s.pulls, nil)
 	e, ok := errors.AsType[*dsec.Error](err)
 	switch {
 	case ok && e.Code == dsec.CodeUnsupported && e.Field == "":
