@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"compress/gzip"
 	"context"
+	"crypto/sha256"
 	"fmt"
 	"net/http"
 	"os"
@@ -171,3 +172,101 @@ func TestExportRunsElsewhere(t *testing.T) {
 		t.Errorf("what a layer hides is there: %v: %q", err, out)
 	}
 }
+
+// A node that is killed while it fetches an image has no part of it afterwards, and
+// fetches once more only what had not come whole; however many ask for it, once.
+func TestKilledInAPull(t *testing.T) {
+	r := newImages(t)
+	dir := t.TempDir()
+	env := []string{"DSEC_REGISTRY_INSECURE=" + r.host}
+	args := []string{"--backend", "fake", "--listen", "127.0.0.1:0", "--data-dir", filepath.Join(dir, "data"), "--run-dir", filepath.Join(dir, "run")}
+	serve := func() *server {
+		p := startEnv(t, env, "up", args...)
+		return &server{p, p.ready, filepath.Join(dir, "data", "admin.key"), dir}
+	}
+	s := serve()
+	one, two := tarOfOne(t, "one", strings.Repeat("1", 300_000)), tarOfOne(t, "two", strings.Repeat("2", 300_000))
+	r.push(t, "team/app:v1", nil, one, two)
+	ref := r.host + "/team/app:v1"
+	halfway, over := make(chan struct{}), make(chan struct{})
+	blobs := map[string]int{}
+	set := func(f func(w http.ResponseWriter, req *http.Request) bool) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.change = f
+	}
+	second := "/blobs/sha256:" + sha256Hex(two)
+	set(func(w http.ResponseWriter, req *http.Request) bool {
+		if !strings.HasSuffix(req.URL.Path, second) {
+			return false
+		}
+		w.Header().Set("Content-Length", fmt.Sprint(len(two)))
+		_, _ = w.Write(two[:100_000])
+		w.(http.Flusher).Flush()
+		close(halfway)
+		<-over
+		return true
+	})
+	failed := make(chan error, 1)
+	c := s.client(t)
+	go func() {
+		_, err := c.CreateSandbox(t.Context(), client.SandboxOptions{Backend: "fake", Layers: []string{ref}})
+		failed <- err
+	}()
+	<-halfway
+	s.kill()
+	close(over)
+	if err := <-failed; err == nil {
+		t.Error("a create succeeds on a node that was killed")
+	}
+	set(func(_ http.ResponseWriter, req *http.Request) bool {
+		if _, digest, ok := strings.Cut(req.URL.Path, "/blobs/"); ok {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			blobs[digest]++
+		}
+		return false
+	})
+	s = serve()
+	c = s.client(t)
+	if layers, err := c.Layers(t.Context()); err != nil || len(layers) != 0 {
+		t.Errorf("after the restart there are layers %v, %v", layers, err)
+	}
+	made, err := c.CreateSandboxes(t.Context(), 50, client.SandboxOptions{Backend: "fake", Layers: []string{ref}})
+	check(t, err)
+	errs := make(chan error)
+	for range 50 {
+		go func() {
+			_, err := c.CreateSandbox(t.Context(), client.SandboxOptions{Backend: "fake", Layers: []string{ref}})
+			errs <- err
+		}()
+	}
+	for range 50 {
+		if err := <-errs; err != nil {
+			t.Error(err)
+		}
+	}
+	for _, m := range made {
+		if m.Err != nil {
+			t.Error(m.Err)
+		}
+	}
+	r.mu.Lock()
+	if len(blobs) != 1 || blobs["sha256:"+sha256Hex(two)] != 1 {
+		t.Errorf("after the restart were fetched %v, want the second layer, once", blobs)
+	}
+	r.mu.Unlock()
+	left, err := filepath.Glob(filepath.Join(dir, "data", "registry", "*.part"))
+	if err != nil || len(left) > 0 {
+		t.Errorf("left in the cache: %v, %v", left, err)
+	}
+	l, _, _, err := c.InspectLayer(t.Context(), ref)
+	check(t, err)
+	// It is the layer that an import without an accident makes.
+	whole, _, err := upWith(t, r).client(t).ImportImage(t.Context(), "app", ref, client.ImageOptions{})
+	if err != nil || whole.Digest != l.Digest {
+		t.Errorf("%s, want %s, %v", l.Digest, whole.Digest, err)
+	}
+}
+
+func sha256Hex(b []byte) string { return fmt.Sprintf("%x", sha256.Sum256(b)) }
