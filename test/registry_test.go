@@ -90,7 +90,7 @@ func (r *images) pushAs(t testing.TB, ref string, kind types.MediaType, layers .
 
 func (r *images) pushImage(t testing.TB, ref string, env []string, kind types.MediaType, layers [][]byte) string {
 	t.Helper()
-	img := v1.Image(empty.Image)
+	img := empty.Image
 	var err error
 	for _, b := range layers {
 		img, err = mutate.AppendLayers(img, static.NewLayer(b, kind))

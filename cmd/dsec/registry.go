@@ -65,4 +65,3 @@ func openRegistry(cfg *Config, log *slog.Logger) (*registry.Client, error) {
 	}
 	return registry.New(c)
 }
-

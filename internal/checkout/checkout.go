@@ -25,6 +25,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -226,7 +227,7 @@ var own = []string{
 
 // output runs git and gives what it says. Its errors are git's own last words.
 func (c *Checkout) output(ctx context.Context, dir string, args ...string) (string, error) {
-	cmd := exec.CommandContext(ctx, "git", append(own[:len(own):len(own)], args...)...)
+	cmd := exec.CommandContext(ctx, "git", slices.Concat(own, args)...)
 	cmd.Dir = dir
 	cmd.Env = cleanEnv()
 	var stdout, stderr bytes.Buffer

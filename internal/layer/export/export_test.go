@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -103,9 +104,7 @@ func TestRoundTrip(t *testing.T) {
 		all := cases
 		if kind == dsec.LayerToolkit {
 			all = upper
-			for name, entries := range cases {
-				all[name] = entries
-			}
+			maps.Copy(all, cases)
 		}
 		for name, entries := range all {
 			want, l := made(t, kind, archive(t, entries...))

@@ -10,7 +10,6 @@ import (
 	"io"
 	"net/http"
 	"os"
-	"sync"
 	"time"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -74,7 +73,9 @@ func (b *blob) Read(p []byte) (int, error) {
 		}
 		stop := b.img.c.watch(b.body)
 		n, err := b.body.Read(p[:min(int64(len(p)), b.d.Size-b.off)])
-		stop()
+		if !stop() && err != nil {
+			err = errStalled
+		}
 		b.h.Write(p[:n])
 		b.off += int64(n)
 		if n > 0 {
@@ -227,12 +228,11 @@ func (b *blob) get(s *source) error {
 
 var errStalled = errors.New("no byte came for too long")
 
-// watch closes a body from which nothing comes, until stop is called; the read
-// then fails.
-func (c *Client) watch(body io.Closer) (stop func()) {
+// watch closes a body from which nothing comes, until stop is called, which reports
+// whether that was in time.
+func (c *Client) watch(body io.Closer) (stop func() bool) {
 	if _, ok := body.(*os.File); ok {
-		return func() {}
+		return func() bool { return true }
 	}
-	t := time.AfterFunc(c.cfg.times.stall, func() { _ = body.Close() })
-	return sync.OnceFunc(func() { t.Stop() })
+	return time.AfterFunc(c.cfg.times.stall, func() { _ = body.Close() }).Stop
 }

@@ -339,7 +339,7 @@ func TestCache(t *testing.T) {
 	req := Request{Ref: s.host + "/a/app", Scope: "p"}
 	s.misbehave(func(w http.ResponseWriter, r *http.Request) bool { // the second layer never comes
 		if strings.HasSuffix(r.URL.Path, digestOf(two)) {
-			http.Error(w, "", 503)
+			http.Error(w, "", http.StatusServiceUnavailable)
 			return true
 		}
 		return false

@@ -137,7 +137,7 @@ func (s *server) client(change ...func(*Config)) *Client {
 // image is one of layers with the given contents.
 func image(t *testing.T, layers ...[]byte) v1.Image {
 	t.Helper()
-	img := v1.Image(empty.Image)
+	img := empty.Image
 	for _, b := range layers {
 		var err error
 		img, err = mutate.AppendLayers(img, static.NewLayer(b, types.OCILayer))
