@@ -65,7 +65,7 @@ func FuzzParseReference(f *testing.F) {
 		if again, err := ParseReference(r.String(), "other.example"); err != nil || again != r {
 			t.Errorf("%q is %s, which is %+v, %v", s, r, again, err)
 		}
-		for _, part := range strings.SplitSeq(r.Repository, "/") {
+		for part := range strings.SplitSeq(r.Repository, "/") {
 			if part == "" || part == "." || part == ".." {
 				t.Errorf("%q has repository %q", s, r.Repository)
 			}
