@@ -20,8 +20,9 @@ type Layer struct {
 	Size         int64          `json:"size"`
 	Files        int64          `json:"files"`
 	Created      time.Time      `json:"created"`
-	Source       string         `json:"source"` // rootfs, oci-layout or docker-archive
+	Source       string         `json:"source"` // rootfs, oci-layout, docker-archive, registry or git
 	SourceDigest string         `json:"source_digest"`
+	Origin       *LayerOrigin   `json:"origin,omitempty"` // of what came from a registry or a repository
 	// Env, User, Workdir, Entrypoint and Cmd are from the image's
 	// configuration; the first three are defaults of sandboxes made of it.
 	Env        []string `json:"env,omitempty"`
@@ -35,7 +36,7 @@ func layerOf(m *dsecv1.Layer) Layer {
 	c := m.GetConfig()
 	return Layer{
 		Name: m.GetName(), Digest: m.GetDigest(), Kind: dsec.LayerKind(m.GetKind()), Size: m.GetSize(), Files: m.GetFiles(), Created: timeOf(m.GetCreated()),
-		Source: m.GetSource(), SourceDigest: m.GetSourceDigest(),
+		Source: m.GetSource(), SourceDigest: m.GetSourceDigest(), Origin: originOf(m.GetOrigin()),
 		Env: c.GetEnv(), User: c.GetUser(), Workdir: c.GetWorkdir(), Entrypoint: c.GetEntrypoint(), Cmd: c.GetCmd(),
 	}
 }
@@ -52,6 +53,8 @@ type ImportOptions struct {
 	At string
 	// Strict makes what the lint finds an error.
 	Strict bool
+	// Origin of a checkout, whose type is git.
+	Origin *LayerOrigin
 }
 
 // ImportLayer makes a layer of an archive (a tar of a root file system, plain
@@ -61,9 +64,11 @@ func (c *Client) ImportLayer(ctx context.Context, name string, o ImportOptions, 
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stream := c.layer.ImportLayer(ctx)
-	open := &dsecv1.ImportLayerRequest{Message: &dsecv1.ImportLayerRequest_Open{Open: &dsecv1.ImportLayerOpen{
-		Name: name, Select: o.Select, Kind: string(o.Kind), At: o.At, Strict: o.Strict,
-	}}}
+	first := &dsecv1.ImportLayerOpen{Name: name, Select: o.Select, Kind: string(o.Kind), At: o.At, Strict: o.Strict}
+	if from := o.Origin; from != nil {
+		first.Origin = &dsecv1.LayerOrigin{Type: from.Type, Location: from.Location, Revision: from.Revision}
+	}
+	open := &dsecv1.ImportLayerRequest{Message: &dsecv1.ImportLayerRequest_Open{Open: first}}
 	res, err := send(c, cancel, stream, open, archive, "archive", func(b []byte) *dsecv1.ImportLayerRequest {
 		return &dsecv1.ImportLayerRequest{Message: &dsecv1.ImportLayerRequest_Data{Data: b}}
 	})

@@ -28,13 +28,19 @@ import (
 // cgroups of its own that are gone after the test.
 func containers(t testing.TB) *server {
 	t.Helper()
+	return containersIn(t)
+}
+
+// containersIn is containers with more in the server's environment.
+func containersIn(t testing.TB, env ...string) *server {
+	t.Helper()
 	testutil.Require(t, testutil.Root, testutil.EROFS, testutil.Overlay, testutil.Program("busybox"))
 	if _, err := chronusbin.Binary(); err != nil {
 		t.Fatal(err)
 	}
 	name, dir := testutil.Name(t), testutil.Dir(t)
 	testutil.Ledger(t, name, filepath.Base(dir))
-	c := &containerServer{name: name, dir: dir}
+	c := &containerServer{name: name, dir: dir, env: env}
 	t.Cleanup(func() { c.destroy(t) })
 	c.start(t)
 	t.Cleanup(func() { c.killAll(t) })
@@ -44,10 +50,10 @@ func containers(t testing.TB) *server {
 type containerServer struct {
 	*server
 	name, dir string
+	env       []string
 	listen    string // 127.0.0.1 and a free port where empty
 	image     int64  // bytes of the disk of all volumes, 512 MiB where 0; it does not grow
 	share     int    // percent of it that one volume can have, 80 where 0
-	env       []string
 }
 
 func (c *containerServer) volumes() string { return filepath.Join(c.dir, "data", "volumes") }

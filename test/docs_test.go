@@ -56,6 +56,44 @@ func TestDocsAreRunAsTheyStand(t *testing.T) {
 	}
 }
 
+// TestDocsOfLayersAreRunAsTheyStand follows what docs/layers.md says of images,
+// checkouts and exports, with a registry in the place of those that it names.
+func TestDocsOfLayersAreRunAsTheyStand(t *testing.T) {
+	testutil.Require(t, testutil.Program("git"), testutil.Program("bash"))
+	r := newImages(t)
+	s := containersIn(t, "DSEC_REGISTRY_INSECURE="+r.host, "DSEC_REGISTRY_DEFAULT="+r.host)
+	t.Cleanup(r.close)
+	r.push(t, "python:3.12", nil, busyboxTar(t))
+	r.push(t, "team/app:v1", nil, busyboxTar(t))
+	d := &reader{t: t, server: s, dir: testutil.Dir(t)}
+	check(t, os.Mkdir(filepath.Join(d.dir, "bin"), 0o700))
+	check(t, os.Symlink(dsecBinary, filepath.Join(d.dir, "bin", "dsec")))
+	check(t, os.WriteFile(filepath.Join(d.dir, "rootfs.tar"), busyboxTar(t), 0o600))
+	check(t, os.WriteFile(filepath.Join(d.dir, "linters.tar"), tarOfOne(t, "opt/lint", "x"), 0o600))
+	text := read(t, "../docs/layers.md")
+	images := strings.ReplaceAll(section(t, text, "## Images of registries"), "ghcr.io/", r.host+"/")
+	if out := strings.Fields(d.bash(images)); len(out) == 0 || out[0] != "python:latest" || len(out[len(out)-1]) != 25 {
+		t.Errorf("of images: %q", out)
+	}
+	repository := `    git init -q -b trunk repository
+    cd repository && echo 1 > file && git add file
+    git -c user.name=t -c user.email=t@example.com commit -qm one && git tag v1.2 && cd ..
+    mkdir checkout && echo 1 > checkout/file
+`
+	if out := d.bash(repository + section(t, text, "## Checkouts")); !strings.HasPrefix(out, "task:latest") {
+		t.Errorf("of checkouts: %q", out)
+	}
+	out := d.bash(section(t, text, "# Layers") + section(t, text, "## Export"))
+	if !strings.Contains(out, "image  ") || !strings.Contains(out, "base.tar  ") {
+		t.Errorf("of exports: %q", out)
+	}
+	for _, name := range []string{"image/index.json", "image/oci-layout", "base.tar"} {
+		if _, err := os.Stat(filepath.Join(d.dir, name)); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // reader does what documentation says.
 type reader struct {
 	t        *testing.T

@@ -71,6 +71,8 @@ var rows = map[string]row{
 	dsecv1connect.FileServiceUploadProcedure:   {body: `{"open":{"sandboxId":"%s","path":{"path":"/u"}}}`, field: "open.sandbox_id"},
 
 	dsecv1connect.LayerServiceImportLayerProcedure:  {body: `{"open":{"name":"x"}}`},
+	dsecv1connect.LayerServicePullLayerProcedure:    {body: `{"name":"x","ref":"no reference"}`},
+	dsecv1connect.LayerServiceExportLayerProcedure:  {body: `{"layers":["none"]}`},
 	dsecv1connect.LayerServiceListLayersProcedure:   {body: `{}`},
 	dsecv1connect.LayerServiceInspectLayerProcedure: {body: `{"name":"none"}`},
 	dsecv1connect.LayerServiceTagLayerProcedure:     {body: `{"name":"none","newName":"n"}`},
@@ -89,6 +91,8 @@ var mayFail = map[string]dsec.Code{
 	dsecv1connect.LayerServiceTagLayerProcedure:           dsec.CodeNotFound,
 	dsecv1connect.LayerServiceRemoveLayerProcedure:        dsec.CodeNotFound,
 	dsecv1connect.LayerServiceImportLayerProcedure:        dsec.CodeInvalid, // an empty archive
+	dsecv1connect.LayerServicePullLayerProcedure:          dsec.CodeInvalid,
+	dsecv1connect.LayerServiceExportLayerProcedure:        dsec.CodeNotFound,
 	dsecv1connect.AdminServiceRevokeKeyProcedure:          dsec.CodeNotFound,
 	dsecv1connect.SessionServiceInterruptCommandProcedure: dsec.CodeConflict, // it runs none
 }

@@ -83,7 +83,9 @@ func startAPI(
 		return err
 	}
 	stack.Push(func(context.Context) error { edges.Close(); return nil })
-	api, err := apiserver.New(ctx, apiserver.Config{Store: st, IAM: keys, Edges: edges, Log: log, Metrics: reg})
+	api, err := apiserver.New(ctx, apiserver.Config{
+		Store: st, IAM: keys, Edges: edges, Log: log, Metrics: reg, AutoImport: cfg.Registry.Enabled && cfg.Registry.AutoImport,
+	})
 	if err != nil {
 		return err
 	}

@@ -44,6 +44,7 @@ type Config struct {
 	Edge      EdgeConfig      `toml:"edge"`
 	Layers    LayersConfig    `toml:"layers"`
 	Container ContainerConfig `toml:"container"`
+	Registry  RegistryConfig  `toml:"registry"`
 }
 
 // APIConfig is the section [api].
@@ -231,6 +232,8 @@ func wanted(t reflect.Type, key []string) string {
 		return `a duration such as "90s"`
 	case reflect.TypeFor[[]string]():
 		return `a list such as ["a", "b"]`
+	case reflect.TypeFor[bool]():
+		return "true or false"
 	}
 	return "a section"
 }
@@ -264,6 +267,12 @@ func fromEnv(prefix string, v reflect.Value) (names []string, err error) {
 			err = p.UnmarshalText([]byte(value))
 		case *[]string:
 			*p = splitList(value)
+		case *bool:
+			if *p, err = strconv.ParseBool(value); err != nil {
+				err = fmt.Errorf("%q: want true or false", value)
+			}
+		case *map[string][]string:
+			*p, err = splitPairs(value)
 		}
 		if err != nil {
 			return nil, dsec.Invalid(name, "%v", err)
@@ -351,6 +360,9 @@ func (c *Config) Validate() error {
 		return err
 	}
 	if err := c.Layers.validate(); err != nil {
+		return err
+	}
+	if err := c.Registry.validate(); err != nil {
 		return err
 	}
 	return c.Edge.validate()

@@ -97,6 +97,10 @@ func startEdge(ctx context.Context, cfg *Config, log *slog.Logger, reg *promethe
 		return nil, err
 	}
 	stack.Push(func(context.Context) error { return layers.Close() })
+	images, err := openRegistry(cfg, log)
+	if err != nil {
+		return nil, err
+	}
 	var kinds []backend.Backend
 	for _, name := range cfg.Edge.Backends {
 		kind, _ := findBackend(name) // Validate has looked it up
@@ -108,7 +112,7 @@ func startEdge(ctx context.Context, cfg *Config, log *slog.Logger, reg *promethe
 	}
 	ec := cfg.Edge
 	node, err := edge.New(edge.Config{
-		StateDir: state, RunDir: filepath.Join(cfg.RunDir, "edge"), Backends: kinds, Layers: layers,
+		StateDir: state, RunDir: filepath.Join(cfg.RunDir, "edge"), Backends: kinds, Layers: layers, Registry: images,
 		DefaultLimits: dsec.Limits(ec.DefaultLimits), MaxLimits: dsec.Limits(ec.MaxLimits),
 		DefaultIdleTimeout: orNever(ec.DefaultIdleTimeout), DefaultMaxLifetime: orNever(ec.DefaultMaxLifetime),
 		MaxSandboxes: int(ec.MaxSandboxes), MaxCalls: int(ec.MaxCalls), CreateConcurrency: int(ec.CreateConcurrency),

@@ -15,40 +15,6 @@ import (
 	"github.com/opendsec/dsec/internal/units"
 )
 
-func runLayerImport(ctx context.Context, e *env, args []string) error {
-	f := clientFlags(e, "layer import")
-	var o client.ImportOptions
-	f.StringVar(&o.Select, "select", "", "`tag` or digest of the image wanted from an archive that holds several")
-	f.Func("kind", "`KIND`: base (default), workspace or toolkit", func(s string) error { o.Kind = dsec.LayerKind(s); return nil })
-	f.StringVar(&o.At, "at", "", "`directory` of a sandbox that the archive's root becomes, of a workspace or a toolkit; default /")
-	f.BoolVar(&o.Strict, "strict", false, "fail where the lint finds something")
-	args, err := f.parse(args, 2, 2, 0)
-	if err != nil {
-		return err
-	}
-	archive, err := openArchive(e, args[1])
-	if err != nil {
-		return err
-	}
-	defer func() { _ = archive.Close() }()
-	c, err := f.client()
-	if err != nil {
-		return err
-	}
-	defer c.Close()
-	l, findings, err := c.ImportLayer(ctx, args[0], o, archive)
-	if err != nil {
-		return ofImport(err, args[1])
-	}
-	for _, finding := range findings {
-		_, _ = fmt.Fprintln(e.stderr, "dsec: found: "+finding)
-	}
-	return f.print(struct {
-		client.Layer
-		Findings []string `json:"findings,omitempty"`
-	}{l, findings}, "", [][]string{{l.Name, l.Digest, units.Bytes(l.Size)}})
-}
-
 // ofImport names what the caller gave as it was given: the fields of the call are
 // of no use here. Those of an image are told behind its file.
 func ofImport(err error, file string) error {
@@ -65,9 +31,9 @@ func ofImport(err error, file string) error {
 		return err
 	case "name":
 		named.Field = "NAME"
-	case "select", "kind", "at", "strict":
+	case "select", "kind", "at", "strict", "platform":
 		named.Field = "--" + de.Field
-	case "archive":
+	case "archive", "ref":
 		named.Field = file
 	default:
 		named.Field = file + ": " + de.Field
@@ -117,8 +83,13 @@ func runLayerInspect(ctx context.Context, e *env, args []string) error {
 	rows := [][]string{
 		{"digest", l.Digest}, {"kind", string(l.Kind)}, {"names", strings.Join(names, " ")}, {"size", units.Bytes(l.Size)}, {"files", fmt.Sprint(l.Files)},
 		{"created", l.Created.Format(time.RFC3339)}, {"source", l.Source}, {"source digest", l.SourceDigest},
-		{"env", strings.Join(l.Env, " ")}, {"user", dash(l.User)}, {"workdir", dash(l.Workdir)},
 	}
+	if from := l.Origin; from != nil {
+		rows = append(rows, []string{"from", from.Location}, []string{"revision", from.Revision})
+	}
+	rows = append(rows, [][]string{
+		{"env", strings.Join(l.Env, " ")}, {"user", dash(l.User)}, {"workdir", dash(l.Workdir)},
+	}...)
 	for _, finding := range findings {
 		rows = append(rows, []string{"found", finding})
 	}

@@ -32,7 +32,11 @@ type Config struct {
 	Store *store.Store
 	IAM   *iam.IAM
 	// Edges are the edges that it forwards to.
-	Edges   *watcher.Watcher
+	Edges *watcher.Watcher
+	// AutoImport has a create import the image that its base names, where that is a
+	// reference with a host and no name of the project.
+	AutoImport bool
+
 	Log     *slog.Logger
 	Metrics prometheus.Registerer
 }
@@ -44,6 +48,9 @@ type Server struct {
 	layers  *layerNames
 	log     *slog.Logger
 	metrics *metrics
+	pulls   pulls
+
+	autoImport bool
 
 	stopping context.Context // ended by Stopping
 	stop     context.CancelFunc
@@ -64,6 +71,9 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 		layers:  layers,
 		log:     cfg.Log.With("component", "apiserver"),
 		metrics: newMetrics(cfg.Metrics),
+		pulls:   pulls{running: map[pullKey]*pull{}},
+
+		autoImport: cfg.AutoImport,
 	}
 	s.work.Go(func() { s.collectAtTimes(stopping) })
 	return s, nil

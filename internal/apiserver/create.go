@@ -95,7 +95,11 @@ func (s *Server) resolve(ctx context.Context, path string, req *dsecv1.CreateReq
 		out.Backend = string(dsec.KindContainer)
 	}
 	for i, ref := range req.Layers {
-		t, err := s.layers.find(project, fmt.Sprintf("%slayers[%d]", path, i), ref)
+		field := fmt.Sprintf("%slayers[%d]", path, i)
+		t, err := s.layers.find(project, field, ref)
+		if err != nil && i == 0 && s.autoImport && dsec.CodeOf(err) == dsec.CodeNotFound && namesHost(ref) {
+			t, err = s.importBase(ctx, field, ref, err)
+		}
 		if err != nil {
 			return nil, err
 		}

@@ -34,12 +34,21 @@ type tag struct {
 	Created      time.Time `json:"created"`
 	Source       string    `json:"source"`
 	SourceDigest string    `json:"source_digest"`
+	Origin       *origin   `json:"origin,omitempty"`
 	Env          []string  `json:"env,omitempty"`
 	User         string    `json:"user,omitempty"`
 	Workdir      string    `json:"workdir,omitempty"`
 	Entrypoint   []string  `json:"entrypoint,omitempty"`
 	Cmd          []string  `json:"cmd,omitempty"`
 	Findings     []string  `json:"findings,omitempty"`
+}
+
+// origin is where an import came from; At, where its root was put.
+type origin struct {
+	Type     string `json:"type"`
+	Location string `json:"location"`
+	Revision string `json:"revision"`
+	At       string `json:"at,omitempty"`
 }
 
 // layerNames is the index of names. A name belongs to one project; a layer is
@@ -59,9 +68,10 @@ func openLayerNames(ctx context.Context, s *store.Store) (*layerNames, error) {
 
 func (l *layerNames) close() { l.tags.Close() }
 
-// A name is a path of components as image references have it, and a tag.
+// A name is a path of components as image references have it, and a tag; or an
+// image reference as it is, with the port of its host and a digest.
 var (
-	nameForm   = regexp.MustCompile(`^[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*:[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$`)
+	nameForm   = regexp.MustCompile(`^([a-z0-9]+([.-][a-z0-9]+)*:[0-9]{1,5}/)?[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*(:[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?(@sha256:[0-9a-f]{64})?$`)
 	digestForm = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
 )
 
@@ -70,7 +80,7 @@ const maxName = 255
 // canonicalName checks a name and adds the tag `latest` where it has none.
 func canonicalName(field, name string) (string, error) {
 	if len(name) <= maxName && !strings.HasPrefix(name, "sha256:") {
-		if i := strings.LastIndexByte(name, ':'); i < 0 {
+		if path := name[strings.LastIndexByte(name, '/')+1:]; !strings.Contains(path, ":") {
 			name += ":latest"
 		}
 		if nameForm.MatchString(name) {
@@ -179,7 +189,12 @@ func tagOf(l *dsecv1.Layer, findings []string) (tag, error) {
 		return tag{}, fmt.Errorf("edge answered a build with digest %q", l.GetDigest())
 	}
 	c := l.GetConfig()
+	var from *origin
+	if o := l.Origin; o != nil {
+		from = &origin{Type: o.Type, Location: o.Location, Revision: o.Revision}
+	}
 	return tag{
+		Origin: from,
 		Digest: l.Digest, Kind: l.Kind, Size: l.Size, Files: l.Files, Created: l.Created.AsTime(),
 		Source: l.Source, SourceDigest: l.SourceDigest,
 		Env: c.GetEnv(), User: c.GetUser(), Workdir: c.GetWorkdir(), Entrypoint: c.GetEntrypoint(), Cmd: c.GetCmd(),
@@ -188,8 +203,13 @@ func tagOf(l *dsecv1.Layer, findings []string) (tag, error) {
 }
 
 func (t tag) message(name string) *dsecv1.Layer {
+	var from *dsecv1.LayerOrigin
+	if o := t.Origin; o != nil {
+		from = &dsecv1.LayerOrigin{Type: o.Type, Location: o.Location, Revision: o.Revision}
+	}
 	return &dsecv1.Layer{
-		Name: name, Digest: t.Digest, Kind: cmp.Or(t.Kind, string(dsec.LayerBase)), Size: t.Size, Files: t.Files, Created: timestamppb.New(t.Created),
+		Origin: from,
+		Name:   name, Digest: t.Digest, Kind: cmp.Or(t.Kind, string(dsec.LayerBase)), Size: t.Size, Files: t.Files, Created: timestamppb.New(t.Created),
 		Source: t.Source, SourceDigest: t.SourceDigest,
 		Config: &dsecv1.LayerConfig{Env: t.Env, User: t.User, Workdir: t.Workdir, Entrypoint: t.Entrypoint, Cmd: t.Cmd},
 	}

@@ -61,6 +61,7 @@ type stubEdge struct {
 	gone     chan error // of a command that hangs
 	digest   string
 	headers  []http.Header
+	images   *stubImages // nil: it knows no registry
 }
 
 func newStub(kind dsec.Kind) *stubEdge {
@@ -243,6 +244,21 @@ func (e *stubEdge) BuildLayer(_ context.Context, in *connect.ClientStream[dsecv1
 	return connect.NewResponse(&dsecv1.ImportLayerResponse{Layer: &dsecv1.Layer{Digest: e.digest, Size: 4096}}), in.Err()
 }
 
+func (e *stubEdge) ResolveImage(_ context.Context, req *connect.Request[dsecv1.PullLayerRequest]) (*connect.Response[dsecv1.ResolveImageResponse], error) {
+	if e.images == nil {
+		return nil, apierr.Encode(dsec.Errorf(dsec.CodeUnsupported, "no registry"))
+	}
+	res, err := e.images.resolve(req.Msg)
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(res), nil
+}
+
+func (e *stubEdge) PullLayer(ctx context.Context, req *connect.Request[dsecv1.PullLayerRequest], out *connect.ServerStream[dsecv1.PullLayerResponse]) error {
+	return e.images.pull(ctx, req.Msg, out)
+}
+
 func (e *stubEdge) DropLayer(_ context.Context, req *connect.Request[dsecv1.DropLayerRequest]) (*connect.Response[dsecv1.DropLayerResponse], error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -288,7 +304,7 @@ func newRigOver(t testing.TB, endpoints []watcher.Endpoint) *rig {
 	w, err := watcher.New(t.Context(), s, endpoints, log)
 	check(t, err)
 	t.Cleanup(w.Close)
-	srv, err := New(t.Context(), Config{Store: s, IAM: keys, Edges: w, Log: log, Metrics: prometheus.NewRegistry()})
+	srv, err := New(t.Context(), Config{Store: s, IAM: keys, Edges: w, Log: log, Metrics: prometheus.NewRegistry(), AutoImport: true})
 	check(t, err)
 	t.Cleanup(srv.Close)
 	hs := httptest.NewUnstartedServer(srv.Handler())

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"os"
 	"strconv"
@@ -16,6 +17,7 @@ import (
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/backend"
 	"github.com/opendsec/dsec/internal/layer"
+	"github.com/opendsec/dsec/internal/layer/registry"
 	"github.com/opendsec/dsec/internal/units"
 )
 
@@ -32,6 +34,8 @@ type Config struct {
 	Backends []backend.Backend
 	// Layers is the node's layer store. Nil: sandboxes without layers only.
 	Layers Layers
+	// Registry fetches images for Layers. Nil: there are no imports from registries.
+	Registry *registry.Client
 
 	// DefaultLimits fill what a create leaves at zero: 1 CPU, 1 GiB of memory,
 	// 4 GiB and 262,144 files of disk, 512 processes.
@@ -105,6 +109,8 @@ type Layers interface {
 	Settle(ctx context.Context, digest string) error
 	// Build makes a layer of an archive.
 	Build(ctx context.Context, opt layer.BuildOptions, archive io.Reader) (layer.Meta, []string, error)
+	// OpenFS opens the files of a layer that is held, as go-erofs shows them.
+	OpenFS(ctx context.Context, digest string) (fs.FS, io.Closer, error)
 	// Remove removes a layer; conflict while it is held.
 	Remove(ctx context.Context, digest string) error
 	// Sweep gives the layers in the store, and removes what is of none of them.

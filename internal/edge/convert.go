@@ -103,9 +103,16 @@ func entryProto(f *chronusapi.FileInfo) *dsecv1.Entry {
 func layerProto(m layer.Meta) *dsecv1.Layer {
 	return &dsecv1.Layer{
 		Digest: m.Digest, Kind: string(m.Kind), Size: m.Size, Files: m.Files, Created: timestamppb.New(m.Created),
-		Source: m.Source, SourceDigest: m.SourceDigest,
+		Source: m.Source, SourceDigest: m.SourceDigest, Origin: originProto(m.Origin),
 		Config: &dsecv1.LayerConfig{Env: m.Config.Env, User: m.Config.User, Workdir: m.Config.Workdir, Entrypoint: m.Config.Entrypoint, Cmd: m.Config.Cmd},
 	}
+}
+
+func originProto(o *layer.Origin) *dsecv1.LayerOrigin {
+	if o == nil {
+		return nil
+	}
+	return &dsecv1.LayerOrigin{Type: o.Type, Location: o.Location, Revision: o.Revision}
 }
 
 // toText makes bytes of a sandbox fit a field that must be UTF-8.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"slices"
 	"strings"
@@ -66,6 +67,10 @@ func (l *layers) Hold(ctx context.Context, digest string) (func(), error) {
 
 func (l *layers) Open(context.Context, string) ([]*os.File, error) {
 	return nil, errors.New("not to be opened")
+}
+
+func (l *layers) OpenFS(context.Context, string) (fs.FS, io.Closer, error) {
+	return nil, nil, dsec.Errorf(dsec.CodeUnsupported, "the layers of this store have no files")
 }
 
 func (l *layers) Build(_ context.Context, opt layer.BuildOptions, r io.Reader) (layer.Meta, []string, error) {

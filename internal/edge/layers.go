@@ -2,6 +2,10 @@ package edge
 
 import (
 	"context"
+	"net/url"
+	"regexp"
+	"strings"
+	"unicode"
 
 	"connectrpc.com/connect"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -32,13 +36,44 @@ func (v service) BuildLayer(ctx context.Context, stream *connect.ClientStream[ds
 	if err := v.e.room(); err != nil {
 		return nil, err
 	}
+	origin, err := checkoutOf(open.Origin)
+	if err != nil {
+		return nil, err
+	}
 	meta, findings, err := v.e.cfg.Layers.Build(ctx, layer.BuildOptions{
-		Select: open.Select, Kind: dsec.LayerKind(open.Kind), At: open.At, Strict: open.Strict,
+		Select: open.Select, Kind: dsec.LayerKind(open.Kind), At: open.At, Strict: open.Strict, Origin: origin,
 	}, &content[dsecv1.ImportLayerRequest, *dsecv1.ImportLayerRequest]{stream: stream})
 	if err != nil {
 		return nil, err
 	}
-	return connect.NewResponse(&dsecv1.ImportLayerResponse{Layer: layerProto(meta), Findings: findings}), nil
+	out := layerProto(meta)
+	if out.Origin = originProto(origin); origin != nil {
+		out.Source = origin.Type
+	}
+	return connect.NewResponse(&dsecv1.ImportLayerResponse{Layer: out, Findings: findings}), nil
+}
+
+var commitForm = regexp.MustCompile(`^(?:[0-9a-f]{40}|[0-9a-f]{64})$`)
+
+// checkoutOf checks what a caller says of a checkout that it sends: a URL with a
+// secret in it would be shown to all of the project.
+func checkoutOf(o *dsecv1.LayerOrigin) (*layer.Origin, error) {
+	if o == nil {
+		return nil, nil
+	}
+	const most = 2048
+	u, err := url.Parse(o.Location)
+	switch {
+	case o.Type != layer.OriginGit:
+		return nil, dsec.Invalid("open.origin.type", "want %s", layer.OriginGit)
+	case o.Location == "" || len(o.Location) > most || strings.ContainsFunc(o.Location, func(r rune) bool { return !unicode.IsGraphic(r) }):
+		return nil, dsec.Invalid("open.origin.location", "want a URL or a path of at most %d characters", most)
+	case err == nil && u.User != nil && (u.Scheme != "ssh" || u.User.String() != u.User.Username()):
+		return nil, dsec.Invalid("open.origin.location", "want it without credentials")
+	case !commitForm.MatchString(o.Revision):
+		return nil, dsec.Invalid("open.origin.revision", "want a commit of 40 or 64 hex digits")
+	}
+	return &layer.Origin{Type: o.Type, Location: o.Location, Revision: o.Revision}, nil
 }
 
 // DropLayer removes a layer that no sandbox uses.

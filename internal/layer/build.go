@@ -59,7 +59,7 @@ func (s *Store) Build(ctx context.Context, opt BuildOptions, r io.Reader) (Meta,
 	}
 	meta := Meta{
 		Manifest: Manifest{Version: manifestVersion, Kind: cmp.Or(opt.Kind, dsec.LayerBase), Size: res.Size, Files: res.Files, Config: res.Config},
-		About:    About{Source: res.Source, SourceDigest: src.digest(), SourceSize: src.n, Created: time.Now().UTC(), Findings: res.Findings},
+		About:    About{Source: res.Source, SourceDigest: src.digest(), SourceSize: src.n, Origin: opt.Origin, Created: time.Now().UTC(), Findings: res.Findings},
 	}
 	meta, err = s.publish(ctx, image, meta)
 	return meta, res.Findings, err

@@ -46,6 +46,19 @@ const (
 	SourceDockerArchive = convert.SourceDockerArchive
 )
 
+// Where an archive came from.
+const (
+	OriginRegistry = "registry"
+	OriginGit      = "git"
+)
+
+// Origin is where an image or a checkout came from.
+type Origin struct {
+	Type     string `json:"type"`     // OriginRegistry or OriginGit
+	Location string `json:"location"` // reference or URL, without credentials
+	Revision string `json:"revision"` // digest of the manifest, or commit
+}
+
 // BuildOptions say what is to be made of an archive.
 type BuildOptions struct {
 	// Select names the image wanted from an archive that holds several: a tag or
@@ -58,6 +71,8 @@ type BuildOptions struct {
 	At string
 	// Strict makes what the lint finds an error.
 	Strict bool
+	// Origin is kept with the layer.
+	Origin *Origin
 }
 
 // Options of a store. Zero values take the default.

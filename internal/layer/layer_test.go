@@ -399,3 +399,24 @@ func (m *memFile) Truncate(size int64) error {
 	_, err := m.WriteAt(nil, size)
 	return err
 }
+
+// What OpenFS shows is what was imported, large files as well as those whose bytes
+// are with their inodes.
+func TestOpenFS(t *testing.T) {
+	s := openStore(t, Options{})
+	for _, content := range []string{"", "small", strings.Repeat("x", 4096), strings.Repeat("0123456789", 200_000)} {
+		meta := build(t, s, content)
+		files, closer, err := s.OpenFS(t.Context(), meta.Digest)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := fs.ReadFile(files, "file"); err != nil || string(got) != content {
+			t.Errorf("a file of %d bytes: %d bytes, %v", len(content), len(got), err)
+		}
+		if err := closer.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	_, _, err := s.OpenFS(t.Context(), "sha256:"+strings.Repeat("0", 64))
+	wantCode(t, err, dsec.CodeNotFound)
+}

@@ -40,6 +40,7 @@ type About struct {
 	Source       string    `json:"source"`
 	SourceDigest string    `json:"source_digest"` // sha256:<hex> of the archive
 	SourceSize   int64     `json:"source_size"`
+	Origin       *Origin   `json:"origin,omitempty"` // where that is known
 	Created      time.Time `json:"created"`
 	Findings     []string  `json:"findings,omitempty"`
 }

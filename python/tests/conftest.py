@@ -5,6 +5,8 @@ import socket
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
+from images import Images
+from images import serve as serve_images
 from server import Server, backend, rootfs
 from server import serve as serve_real
 from wire import Wire, serve
@@ -45,9 +47,16 @@ def unused_url() -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def images() -> Iterator[Images]:
+    """A registry that the real server may speak to."""
+    with serve_images() as i:
+        yield i
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory, images: Images) -> Iterator[Server]:
     """A real server."""
-    with serve_real(tmp_path_factory.mktemp("server")) as s:
+    with serve_real(tmp_path_factory.mktemp("server"), images.host) as s:
         yield s
 
 

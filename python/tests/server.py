@@ -32,14 +32,15 @@ def backend() -> str:
 
 
 @contextmanager
-def serve(work: Path) -> Iterator[Server]:
-    """Run `dsec up` with all its files in work."""
+def serve(work: Path, registry: str = "") -> Iterator[Server]:
+    """Run `dsec up` with all its files in work, and a registry that it may speak to."""
     url = os.environ.get("DSEC_TEST_URL")
     if url:
         yield Server(url, _config.resolve(url).api_key)
         return
     environment = {k: v for k, v in os.environ.items() if not k.startswith("DSEC_")}
     environment["DSEC_CONTAINER_DISK_IMAGE_BYTES"] = str(2 << 30)
+    environment["DSEC_REGISTRY_INSECURE"] = registry
     cgroup = environment["DSEC_CONTAINER_CGROUP"] = f"dsec-py-{os.getpid()}-{id(work):x}"
     process = subprocess.Popen(
         [

@@ -360,19 +360,18 @@ const (
 // what this layer wrote, in whichever order the entries come.
 func (t *tree) whiteout(parts []string) error {
 	base := parts[len(parts)-1]
-	kept := t.layer == 0 // what is below is not in this tree
+	kept := t.c.upper // something is below that is not in this tree
 	dir, err := t.dir(parts[:len(parts)-1], kept)
 	if err != nil || dir == nil {
 		return err // nothing there to hide
 	}
 	switch {
-	case base == whiteoutOpaque && kept:
-		if dir == t.root {
+	case base == whiteoutOpaque:
+		if kept && dir == t.root {
 			return dsec.Invalid("data", "an opaque root would hide every layer below")
 		}
-		dir.opaque = true
-	case base == whiteoutOpaque:
 		t.prune(dir)
+		dir.opaque = kept
 	case strings.HasPrefix(base, whiteoutMeta):
 		// AUFS's own files.
 	default:
@@ -380,10 +379,10 @@ func (t *tree) whiteout(parts []string) error {
 		if name == "" || name == "." || name == ".." {
 			return dsec.Invalid("data", "whiteout of %s, want the name of a file", quote(name))
 		}
+		t.pruneName(dir, name)
 		if kept {
 			return t.hide(dir, name)
 		}
-		t.pruneName(dir, name)
 	}
 	return nil
 }

@@ -120,3 +120,46 @@ func TestStrict(t *testing.T) {
 		t.Errorf("an archive with a device: %v, %q", err, got.Findings)
 	}
 }
+
+// Of an image that goes on others its layers hide what is below them in the image, and
+// all of it what is below the image.
+func TestImagesThatGoOnOthersHide(t *testing.T) {
+	for name, tt := range map[string]struct {
+		layers [][]byte
+		want   map[string]string
+		opaque string
+	}{
+		"below the image": {[][]byte{tarOf(t, dir("a"), file("a/.wh.b"))}, map[string]string{"a": "dir", "a/b": whiteout}, ""},
+		"in the image, and below": {
+			[][]byte{tarOf(t, text("b", "low"), text("c", "low")), tarOf(t, file(".wh.b"))}, map[string]string{"b": whiteout, "c": "= low"}, "",
+		},
+		"and back again": {
+			[][]byte{tarOf(t, text("b", "low")), tarOf(t, file(".wh.b")), tarOf(t, text("b", "top"))}, map[string]string{"b": "= top"}, "",
+		},
+		"a directory, back again": {
+			[][]byte{tarOf(t, text("d/low", "low")), tarOf(t, file(".wh.d")), tarOf(t, text("d/top", "top"))}, map[string]string{"d": "dir", "d/top": "= top"}, "d",
+		},
+		"all of a directory": {
+			[][]byte{tarOf(t, text("d/low", "low")), tarOf(t, file("d/.wh..wh..opq"), text("d/top", "top"))}, map[string]string{"d": "dir", "d/top": "= top"}, "d",
+		},
+		"what is not in the image": {
+			[][]byte{tarOf(t, text("a", "low")), tarOf(t, file("x/y/.wh.z"))}, map[string]string{"a": "= low", "x": "dir", "x/y": "dir", "x/y/z": whiteout}, "",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, err := convertBytes(t, layout(t, testImage{layers: tt.layers}), Options{Kind: dsec.LayerToolkit})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !maps.Equal(got.tree, tt.want) {
+				t.Errorf("the layer has %v, want %v", got.tree, tt.want)
+			}
+			for path := range got.tree {
+				if opaque(t, got.image, path) != (path == tt.opaque) {
+					t.Errorf("/%s is opaque: %v", path, path != tt.opaque)
+				}
+			}
+		})
+	}
+	wantInvalid(t, layout(t, testImage{layers: [][]byte{tarOf(t, file(".wh..wh..opq"))}}), Options{Kind: dsec.LayerWorkspace}, "opaque root")
+}

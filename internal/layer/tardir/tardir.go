@@ -23,7 +23,12 @@ import (
 // names of any bytes; holes become zeros; sockets are left out. A file that
 // changes its size while it is read is an error: the archive would not be what
 // anyone meant.
-func Write(w io.Writer, dir string) error {
+func Write(w io.Writer, dir string) error { return write(w, dir, false) }
+
+// WriteAsRoot is Write with root as the owner of all.
+func WriteAsRoot(w io.Writer, dir string) error { return write(w, dir, true) }
+
+func write(w io.Writer, dir string, asRoot bool) error {
 	dir, err := filepath.EvalSymlinks(dir) // WalkDir does not go into a link
 	if err != nil {
 		return err
@@ -35,7 +40,7 @@ func Write(w io.Writer, dir string) error {
 	if !fi.IsDir() {
 		return &fs.PathError{Op: "tar", Path: dir, Err: unix.ENOTDIR}
 	}
-	t := &writer{tw: tar.NewWriter(w), dir: dir, links: map[fileID]string{}, buf: make([]byte, 256<<10)}
+	t := &writer{tw: tar.NewWriter(w), dir: dir, asRoot: asRoot, links: map[fileID]string{}, buf: make([]byte, 256<<10)}
 	if err := filepath.WalkDir(dir, t.entry); err != nil {
 		return err
 	}
@@ -45,10 +50,11 @@ func Write(w io.Writer, dir string) error {
 type fileID struct{ dev, ino uint64 }
 
 type writer struct {
-	tw    *tar.Writer
-	dir   string
-	links map[fileID]string // first name of files that have several
-	buf   []byte
+	tw     *tar.Writer
+	dir    string
+	asRoot bool
+	links  map[fileID]string // first name of files that have several
+	buf    []byte
 }
 
 func (t *writer) entry(path string, d fs.DirEntry, err error) error {
@@ -138,6 +144,9 @@ func (t *writer) header(rel string, fi fs.FileInfo, target string) (hdr *tar.Hea
 	}
 	// Owners are numbers: this machine's names mean nothing in an image.
 	hdr.Uname, hdr.Gname = "", ""
+	if t.asRoot {
+		hdr.Uid, hdr.Gid = 0, 0
+	}
 	hdr.AccessTime, hdr.ChangeTime = time.Time{}, time.Time{}
 	hdr.Format = tar.FormatPAX
 	st, ok := fi.Sys().(*syscall.Stat_t)

@@ -476,6 +476,51 @@ func (x *FindRequestResponse) GetSandboxId() string {
 	return ""
 }
 
+type ResolveImageResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// As it is kept in Layer.origin.
+	Origin        *LayerOrigin `protobuf:"bytes,1,opt,name=origin,proto3" json:"origin,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResolveImageResponse) Reset() {
+	*x = ResolveImageResponse{}
+	mi := &file_dsec_v1_edge_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResolveImageResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResolveImageResponse) ProtoMessage() {}
+
+func (x *ResolveImageResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_edge_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResolveImageResponse.ProtoReflect.Descriptor instead.
+func (*ResolveImageResponse) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *ResolveImageResponse) GetOrigin() *LayerOrigin {
+	if x != nil {
+		return x.Origin
+	}
+	return nil
+}
+
 type DropLayerRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Digest        string                 `protobuf:"bytes,1,opt,name=digest,proto3" json:"digest,omitempty"`
@@ -485,7 +530,7 @@ type DropLayerRequest struct {
 
 func (x *DropLayerRequest) Reset() {
 	*x = DropLayerRequest{}
-	mi := &file_dsec_v1_edge_proto_msgTypes[8]
+	mi := &file_dsec_v1_edge_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -497,7 +542,7 @@ func (x *DropLayerRequest) String() string {
 func (*DropLayerRequest) ProtoMessage() {}
 
 func (x *DropLayerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_edge_proto_msgTypes[8]
+	mi := &file_dsec_v1_edge_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -510,7 +555,7 @@ func (x *DropLayerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropLayerRequest.ProtoReflect.Descriptor instead.
 func (*DropLayerRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{8}
+	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *DropLayerRequest) GetDigest() string {
@@ -528,7 +573,7 @@ type DropLayerResponse struct {
 
 func (x *DropLayerResponse) Reset() {
 	*x = DropLayerResponse{}
-	mi := &file_dsec_v1_edge_proto_msgTypes[9]
+	mi := &file_dsec_v1_edge_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -540,7 +585,7 @@ func (x *DropLayerResponse) String() string {
 func (*DropLayerResponse) ProtoMessage() {}
 
 func (x *DropLayerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_edge_proto_msgTypes[9]
+	mi := &file_dsec_v1_edge_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -553,7 +598,7 @@ func (x *DropLayerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropLayerResponse.ProtoReflect.Descriptor instead.
 func (*DropLayerResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{9}
+	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{10}
 }
 
 type SweepLayersRequest struct {
@@ -565,7 +610,7 @@ type SweepLayersRequest struct {
 
 func (x *SweepLayersRequest) Reset() {
 	*x = SweepLayersRequest{}
-	mi := &file_dsec_v1_edge_proto_msgTypes[10]
+	mi := &file_dsec_v1_edge_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -577,7 +622,7 @@ func (x *SweepLayersRequest) String() string {
 func (*SweepLayersRequest) ProtoMessage() {}
 
 func (x *SweepLayersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_edge_proto_msgTypes[10]
+	mi := &file_dsec_v1_edge_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -590,7 +635,7 @@ func (x *SweepLayersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SweepLayersRequest.ProtoReflect.Descriptor instead.
 func (*SweepLayersRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{10}
+	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *SweepLayersRequest) GetAge() *durationpb.Duration {
@@ -609,7 +654,7 @@ type SweepLayersResponse struct {
 
 func (x *SweepLayersResponse) Reset() {
 	*x = SweepLayersResponse{}
-	mi := &file_dsec_v1_edge_proto_msgTypes[11]
+	mi := &file_dsec_v1_edge_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -621,7 +666,7 @@ func (x *SweepLayersResponse) String() string {
 func (*SweepLayersResponse) ProtoMessage() {}
 
 func (x *SweepLayersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_edge_proto_msgTypes[11]
+	mi := &file_dsec_v1_edge_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -634,7 +679,7 @@ func (x *SweepLayersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SweepLayersResponse.ProtoReflect.Descriptor instead.
 func (*SweepLayersResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{11}
+	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *SweepLayersResponse) GetLayers() []*StoredLayer {
@@ -682,14 +727,16 @@ const file_dsec_v1_edge_proto_rawDesc = "" +
 	"request_id\x18\x01 \x01(\tR\trequestId\"4\n" +
 	"\x13FindRequestResponse\x12\x1d\n" +
 	"\n" +
-	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\"*\n" +
+	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\"D\n" +
+	"\x14ResolveImageResponse\x12,\n" +
+	"\x06origin\x18\x01 \x01(\v2\x14.dsec.v1.LayerOriginR\x06origin\"*\n" +
 	"\x10DropLayerRequest\x12\x16\n" +
 	"\x06digest\x18\x01 \x01(\tR\x06digest\"\x13\n" +
 	"\x11DropLayerResponse\"A\n" +
 	"\x12SweepLayersRequest\x12+\n" +
 	"\x03age\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x03age\"C\n" +
 	"\x13SweepLayersResponse\x12,\n" +
-	"\x06layers\x18\x01 \x03(\v2\x14.dsec.v1.StoredLayerR\x06layers2\x9d\x06\n" +
+	"\x06layers\x18\x01 \x03(\v2\x14.dsec.v1.StoredLayerR\x06layers2\x88\b\n" +
 	"\vEdgeService\x128\n" +
 	"\x04Info\x12\x14.dsec.v1.InfoRequest\x1a\x15.dsec.v1.InfoResponse\"\x03\x90\x02\x02\x12T\n" +
 	"\x0fCreateSandboxes\x12\x1f.dsec.v1.CreateSandboxesRequest\x1a .dsec.v1.CreateSandboxesResponse\x12M\n" +
@@ -701,7 +748,10 @@ const file_dsec_v1_edge_proto_rawDesc = "" +
 	"\rExtendSandbox\x12\x16.dsec.v1.ExtendRequest\x1a\x17.dsec.v1.ExtendResponse\"\x03\x90\x02\x02\x12>\n" +
 	"\bGetUsage\x12\x15.dsec.v1.UsageRequest\x1a\x16.dsec.v1.UsageResponse\"\x03\x90\x02\x02\x12N\n" +
 	"\n" +
-	"BuildLayer\x12\x1b.dsec.v1.ImportLayerRequest\x1a\x1c.dsec.v1.ImportLayerResponse\"\x03\x90\x02\x02(\x01\x12G\n" +
+	"BuildLayer\x12\x1b.dsec.v1.ImportLayerRequest\x1a\x1c.dsec.v1.ImportLayerResponse\"\x03\x90\x02\x02(\x01\x12M\n" +
+	"\fResolveImage\x12\x19.dsec.v1.PullLayerRequest\x1a\x1d.dsec.v1.ResolveImageResponse\"\x03\x90\x02\x02\x12I\n" +
+	"\tPullLayer\x12\x19.dsec.v1.PullLayerRequest\x1a\x1a.dsec.v1.PullLayerResponse\"\x03\x90\x02\x020\x01\x12O\n" +
+	"\vExportLayer\x12\x1b.dsec.v1.ExportLayerRequest\x1a\x1c.dsec.v1.ExportLayerResponse\"\x03\x90\x02\x020\x01\x12G\n" +
 	"\tDropLayer\x12\x19.dsec.v1.DropLayerRequest\x1a\x1a.dsec.v1.DropLayerResponse\"\x03\x90\x02\x02\x12M\n" +
 	"\vSweepLayers\x12\x1b.dsec.v1.SweepLayersRequest\x1a\x1c.dsec.v1.SweepLayersResponse\"\x03\x90\x02\x02B/Z-github.com/opendsec/dsec/proto/dsec/v1;dsecv1b\x06proto3"
 
@@ -717,7 +767,7 @@ func file_dsec_v1_edge_proto_rawDescGZIP() []byte {
 	return file_dsec_v1_edge_proto_rawDescData
 }
 
-var file_dsec_v1_edge_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_dsec_v1_edge_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
 var file_dsec_v1_edge_proto_goTypes = []any{
 	(*InfoRequest)(nil),             // 0: dsec.v1.InfoRequest
 	(*InfoResponse)(nil),            // 1: dsec.v1.InfoResponse
@@ -727,64 +777,77 @@ var file_dsec_v1_edge_proto_goTypes = []any{
 	(*CreateSandboxesResponse)(nil), // 5: dsec.v1.CreateSandboxesResponse
 	(*FindRequestRequest)(nil),      // 6: dsec.v1.FindRequestRequest
 	(*FindRequestResponse)(nil),     // 7: dsec.v1.FindRequestResponse
-	(*DropLayerRequest)(nil),        // 8: dsec.v1.DropLayerRequest
-	(*DropLayerResponse)(nil),       // 9: dsec.v1.DropLayerResponse
-	(*SweepLayersRequest)(nil),      // 10: dsec.v1.SweepLayersRequest
-	(*SweepLayersResponse)(nil),     // 11: dsec.v1.SweepLayersResponse
-	(*Limits)(nil),                  // 12: dsec.v1.Limits
-	(*CreateRequest)(nil),           // 13: dsec.v1.CreateRequest
-	(*BatchCreateItem)(nil),         // 14: dsec.v1.BatchCreateItem
-	(*durationpb.Duration)(nil),     // 15: google.protobuf.Duration
-	(*StoredLayer)(nil),             // 16: dsec.v1.StoredLayer
-	(*GetRequest)(nil),              // 17: dsec.v1.GetRequest
-	(*ListRequest)(nil),             // 18: dsec.v1.ListRequest
-	(*KillRequest)(nil),             // 19: dsec.v1.KillRequest
-	(*ExtendRequest)(nil),           // 20: dsec.v1.ExtendRequest
-	(*UsageRequest)(nil),            // 21: dsec.v1.UsageRequest
-	(*ImportLayerRequest)(nil),      // 22: dsec.v1.ImportLayerRequest
-	(*GetResponse)(nil),             // 23: dsec.v1.GetResponse
-	(*ListResponse)(nil),            // 24: dsec.v1.ListResponse
-	(*KillResponse)(nil),            // 25: dsec.v1.KillResponse
-	(*ExtendResponse)(nil),          // 26: dsec.v1.ExtendResponse
-	(*UsageResponse)(nil),           // 27: dsec.v1.UsageResponse
-	(*ImportLayerResponse)(nil),     // 28: dsec.v1.ImportLayerResponse
+	(*ResolveImageResponse)(nil),    // 8: dsec.v1.ResolveImageResponse
+	(*DropLayerRequest)(nil),        // 9: dsec.v1.DropLayerRequest
+	(*DropLayerResponse)(nil),       // 10: dsec.v1.DropLayerResponse
+	(*SweepLayersRequest)(nil),      // 11: dsec.v1.SweepLayersRequest
+	(*SweepLayersResponse)(nil),     // 12: dsec.v1.SweepLayersResponse
+	(*Limits)(nil),                  // 13: dsec.v1.Limits
+	(*CreateRequest)(nil),           // 14: dsec.v1.CreateRequest
+	(*BatchCreateItem)(nil),         // 15: dsec.v1.BatchCreateItem
+	(*LayerOrigin)(nil),             // 16: dsec.v1.LayerOrigin
+	(*durationpb.Duration)(nil),     // 17: google.protobuf.Duration
+	(*StoredLayer)(nil),             // 18: dsec.v1.StoredLayer
+	(*GetRequest)(nil),              // 19: dsec.v1.GetRequest
+	(*ListRequest)(nil),             // 20: dsec.v1.ListRequest
+	(*KillRequest)(nil),             // 21: dsec.v1.KillRequest
+	(*ExtendRequest)(nil),           // 22: dsec.v1.ExtendRequest
+	(*UsageRequest)(nil),            // 23: dsec.v1.UsageRequest
+	(*ImportLayerRequest)(nil),      // 24: dsec.v1.ImportLayerRequest
+	(*PullLayerRequest)(nil),        // 25: dsec.v1.PullLayerRequest
+	(*ExportLayerRequest)(nil),      // 26: dsec.v1.ExportLayerRequest
+	(*GetResponse)(nil),             // 27: dsec.v1.GetResponse
+	(*ListResponse)(nil),            // 28: dsec.v1.ListResponse
+	(*KillResponse)(nil),            // 29: dsec.v1.KillResponse
+	(*ExtendResponse)(nil),          // 30: dsec.v1.ExtendResponse
+	(*UsageResponse)(nil),           // 31: dsec.v1.UsageResponse
+	(*ImportLayerResponse)(nil),     // 32: dsec.v1.ImportLayerResponse
+	(*PullLayerResponse)(nil),       // 33: dsec.v1.PullLayerResponse
+	(*ExportLayerResponse)(nil),     // 34: dsec.v1.ExportLayerResponse
 }
 var file_dsec_v1_edge_proto_depIdxs = []int32{
 	2,  // 0: dsec.v1.InfoResponse.backends:type_name -> dsec.v1.BackendInfo
-	12, // 1: dsec.v1.InfoResponse.default_limits:type_name -> dsec.v1.Limits
-	12, // 2: dsec.v1.InfoResponse.max_limits:type_name -> dsec.v1.Limits
+	13, // 1: dsec.v1.InfoResponse.default_limits:type_name -> dsec.v1.Limits
+	13, // 2: dsec.v1.InfoResponse.max_limits:type_name -> dsec.v1.Limits
 	4,  // 3: dsec.v1.CreateSandboxesRequest.items:type_name -> dsec.v1.CreateSandboxesItem
-	13, // 4: dsec.v1.CreateSandboxesItem.request:type_name -> dsec.v1.CreateRequest
-	14, // 5: dsec.v1.CreateSandboxesResponse.items:type_name -> dsec.v1.BatchCreateItem
-	15, // 6: dsec.v1.SweepLayersRequest.age:type_name -> google.protobuf.Duration
-	16, // 7: dsec.v1.SweepLayersResponse.layers:type_name -> dsec.v1.StoredLayer
-	0,  // 8: dsec.v1.EdgeService.Info:input_type -> dsec.v1.InfoRequest
-	3,  // 9: dsec.v1.EdgeService.CreateSandboxes:input_type -> dsec.v1.CreateSandboxesRequest
-	6,  // 10: dsec.v1.EdgeService.FindRequest:input_type -> dsec.v1.FindRequestRequest
-	17, // 11: dsec.v1.EdgeService.GetSandbox:input_type -> dsec.v1.GetRequest
-	18, // 12: dsec.v1.EdgeService.ListSandboxes:input_type -> dsec.v1.ListRequest
-	19, // 13: dsec.v1.EdgeService.KillSandbox:input_type -> dsec.v1.KillRequest
-	20, // 14: dsec.v1.EdgeService.ExtendSandbox:input_type -> dsec.v1.ExtendRequest
-	21, // 15: dsec.v1.EdgeService.GetUsage:input_type -> dsec.v1.UsageRequest
-	22, // 16: dsec.v1.EdgeService.BuildLayer:input_type -> dsec.v1.ImportLayerRequest
-	8,  // 17: dsec.v1.EdgeService.DropLayer:input_type -> dsec.v1.DropLayerRequest
-	10, // 18: dsec.v1.EdgeService.SweepLayers:input_type -> dsec.v1.SweepLayersRequest
-	1,  // 19: dsec.v1.EdgeService.Info:output_type -> dsec.v1.InfoResponse
-	5,  // 20: dsec.v1.EdgeService.CreateSandboxes:output_type -> dsec.v1.CreateSandboxesResponse
-	7,  // 21: dsec.v1.EdgeService.FindRequest:output_type -> dsec.v1.FindRequestResponse
-	23, // 22: dsec.v1.EdgeService.GetSandbox:output_type -> dsec.v1.GetResponse
-	24, // 23: dsec.v1.EdgeService.ListSandboxes:output_type -> dsec.v1.ListResponse
-	25, // 24: dsec.v1.EdgeService.KillSandbox:output_type -> dsec.v1.KillResponse
-	26, // 25: dsec.v1.EdgeService.ExtendSandbox:output_type -> dsec.v1.ExtendResponse
-	27, // 26: dsec.v1.EdgeService.GetUsage:output_type -> dsec.v1.UsageResponse
-	28, // 27: dsec.v1.EdgeService.BuildLayer:output_type -> dsec.v1.ImportLayerResponse
-	9,  // 28: dsec.v1.EdgeService.DropLayer:output_type -> dsec.v1.DropLayerResponse
-	11, // 29: dsec.v1.EdgeService.SweepLayers:output_type -> dsec.v1.SweepLayersResponse
-	19, // [19:30] is the sub-list for method output_type
-	8,  // [8:19] is the sub-list for method input_type
-	8,  // [8:8] is the sub-list for extension type_name
-	8,  // [8:8] is the sub-list for extension extendee
-	0,  // [0:8] is the sub-list for field type_name
+	14, // 4: dsec.v1.CreateSandboxesItem.request:type_name -> dsec.v1.CreateRequest
+	15, // 5: dsec.v1.CreateSandboxesResponse.items:type_name -> dsec.v1.BatchCreateItem
+	16, // 6: dsec.v1.ResolveImageResponse.origin:type_name -> dsec.v1.LayerOrigin
+	17, // 7: dsec.v1.SweepLayersRequest.age:type_name -> google.protobuf.Duration
+	18, // 8: dsec.v1.SweepLayersResponse.layers:type_name -> dsec.v1.StoredLayer
+	0,  // 9: dsec.v1.EdgeService.Info:input_type -> dsec.v1.InfoRequest
+	3,  // 10: dsec.v1.EdgeService.CreateSandboxes:input_type -> dsec.v1.CreateSandboxesRequest
+	6,  // 11: dsec.v1.EdgeService.FindRequest:input_type -> dsec.v1.FindRequestRequest
+	19, // 12: dsec.v1.EdgeService.GetSandbox:input_type -> dsec.v1.GetRequest
+	20, // 13: dsec.v1.EdgeService.ListSandboxes:input_type -> dsec.v1.ListRequest
+	21, // 14: dsec.v1.EdgeService.KillSandbox:input_type -> dsec.v1.KillRequest
+	22, // 15: dsec.v1.EdgeService.ExtendSandbox:input_type -> dsec.v1.ExtendRequest
+	23, // 16: dsec.v1.EdgeService.GetUsage:input_type -> dsec.v1.UsageRequest
+	24, // 17: dsec.v1.EdgeService.BuildLayer:input_type -> dsec.v1.ImportLayerRequest
+	25, // 18: dsec.v1.EdgeService.ResolveImage:input_type -> dsec.v1.PullLayerRequest
+	25, // 19: dsec.v1.EdgeService.PullLayer:input_type -> dsec.v1.PullLayerRequest
+	26, // 20: dsec.v1.EdgeService.ExportLayer:input_type -> dsec.v1.ExportLayerRequest
+	9,  // 21: dsec.v1.EdgeService.DropLayer:input_type -> dsec.v1.DropLayerRequest
+	11, // 22: dsec.v1.EdgeService.SweepLayers:input_type -> dsec.v1.SweepLayersRequest
+	1,  // 23: dsec.v1.EdgeService.Info:output_type -> dsec.v1.InfoResponse
+	5,  // 24: dsec.v1.EdgeService.CreateSandboxes:output_type -> dsec.v1.CreateSandboxesResponse
+	7,  // 25: dsec.v1.EdgeService.FindRequest:output_type -> dsec.v1.FindRequestResponse
+	27, // 26: dsec.v1.EdgeService.GetSandbox:output_type -> dsec.v1.GetResponse
+	28, // 27: dsec.v1.EdgeService.ListSandboxes:output_type -> dsec.v1.ListResponse
+	29, // 28: dsec.v1.EdgeService.KillSandbox:output_type -> dsec.v1.KillResponse
+	30, // 29: dsec.v1.EdgeService.ExtendSandbox:output_type -> dsec.v1.ExtendResponse
+	31, // 30: dsec.v1.EdgeService.GetUsage:output_type -> dsec.v1.UsageResponse
+	32, // 31: dsec.v1.EdgeService.BuildLayer:output_type -> dsec.v1.ImportLayerResponse
+	8,  // 32: dsec.v1.EdgeService.ResolveImage:output_type -> dsec.v1.ResolveImageResponse
+	33, // 33: dsec.v1.EdgeService.PullLayer:output_type -> dsec.v1.PullLayerResponse
+	34, // 34: dsec.v1.EdgeService.ExportLayer:output_type -> dsec.v1.ExportLayerResponse
+	10, // 35: dsec.v1.EdgeService.DropLayer:output_type -> dsec.v1.DropLayerResponse
+	12, // 36: dsec.v1.EdgeService.SweepLayers:output_type -> dsec.v1.SweepLayersResponse
+	23, // [23:37] is the sub-list for method output_type
+	9,  // [9:23] is the sub-list for method input_type
+	9,  // [9:9] is the sub-list for extension type_name
+	9,  // [9:9] is the sub-list for extension extendee
+	0,  // [0:9] is the sub-list for field type_name
 }
 
 func init() { file_dsec_v1_edge_proto_init() }
@@ -801,7 +864,7 @@ func file_dsec_v1_edge_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dsec_v1_edge_proto_rawDesc), len(file_dsec_v1_edge_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   12,
+			NumMessages:   13,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -31,16 +31,18 @@ type Layer struct {
 	Size    int64                  `protobuf:"varint,3,opt,name=size,proto3" json:"size,omitempty"`
 	Files   int64                  `protobuf:"varint,4,opt,name=files,proto3" json:"files,omitempty"`
 	Created *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=created,proto3" json:"created,omitempty"`
-	// rootfs, oci-layout or docker-archive.
+	// rootfs, oci-layout, docker-archive, registry or git.
 	Source string `protobuf:"bytes,6,opt,name=source,proto3" json:"source,omitempty"`
-	// sha256 of the bytes imported.
+	// sha256 of the bytes imported; of a registry's image, the digest of its manifest.
 	SourceDigest string `protobuf:"bytes,7,opt,name=source_digest,json=sourceDigest,proto3" json:"source_digest,omitempty"`
 	// From the image's configuration; defaults of sandboxes made of it.
 	Config *LayerConfig `protobuf:"bytes,8,opt,name=config,proto3" json:"config,omitempty"`
 	// base, workspace or toolkit.
 	Kind string `protobuf:"bytes,9,opt,name=kind,proto3" json:"kind,omitempty"`
 	// Remarks of the lint; of InspectLayer only.
-	Findings      []string `protobuf:"bytes,10,rep,name=findings,proto3" json:"findings,omitempty"`
+	Findings []string `protobuf:"bytes,10,rep,name=findings,proto3" json:"findings,omitempty"`
+	// Where what was imported came from, where that is known.
+	Origin        *LayerOrigin `protobuf:"bytes,11,opt,name=origin,proto3" json:"origin,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -145,6 +147,77 @@ func (x *Layer) GetFindings() []string {
 	return nil
 }
 
+func (x *Layer) GetOrigin() *LayerOrigin {
+	if x != nil {
+		return x.Origin
+	}
+	return nil
+}
+
+// LayerOrigin is where an image or a checkout came from.
+type LayerOrigin struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// registry or git.
+	Type string `protobuf:"bytes,1,opt,name=type,proto3" json:"type,omitempty"`
+	// The image's reference in full, or the repository's URL, without credentials.
+	Location string `protobuf:"bytes,2,opt,name=location,proto3" json:"location,omitempty"`
+	// Digest of the image's manifest, or the commit.
+	Revision      string `protobuf:"bytes,3,opt,name=revision,proto3" json:"revision,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LayerOrigin) Reset() {
+	*x = LayerOrigin{}
+	mi := &file_dsec_v1_layer_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LayerOrigin) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LayerOrigin) ProtoMessage() {}
+
+func (x *LayerOrigin) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_layer_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LayerOrigin.ProtoReflect.Descriptor instead.
+func (*LayerOrigin) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *LayerOrigin) GetType() string {
+	if x != nil {
+		return x.Type
+	}
+	return ""
+}
+
+func (x *LayerOrigin) GetLocation() string {
+	if x != nil {
+		return x.Location
+	}
+	return ""
+}
+
+func (x *LayerOrigin) GetRevision() string {
+	if x != nil {
+		return x.Revision
+	}
+	return ""
+}
+
 type LayerConfig struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Env           []string               `protobuf:"bytes,1,rep,name=env,proto3" json:"env,omitempty"`
@@ -158,7 +231,7 @@ type LayerConfig struct {
 
 func (x *LayerConfig) Reset() {
 	*x = LayerConfig{}
-	mi := &file_dsec_v1_layer_proto_msgTypes[1]
+	mi := &file_dsec_v1_layer_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -170,7 +243,7 @@ func (x *LayerConfig) String() string {
 func (*LayerConfig) ProtoMessage() {}
 
 func (x *LayerConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_layer_proto_msgTypes[1]
+	mi := &file_dsec_v1_layer_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -183,7 +256,7 @@ func (x *LayerConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LayerConfig.ProtoReflect.Descriptor instead.
 func (*LayerConfig) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{1}
+	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *LayerConfig) GetEnv() []string {
@@ -234,7 +307,7 @@ type StoredLayer struct {
 
 func (x *StoredLayer) Reset() {
 	*x = StoredLayer{}
-	mi := &file_dsec_v1_layer_proto_msgTypes[2]
+	mi := &file_dsec_v1_layer_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -246,7 +319,7 @@ func (x *StoredLayer) String() string {
 func (*StoredLayer) ProtoMessage() {}
 
 func (x *StoredLayer) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_layer_proto_msgTypes[2]
+	mi := &file_dsec_v1_layer_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -259,7 +332,7 @@ func (x *StoredLayer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoredLayer.ProtoReflect.Descriptor instead.
 func (*StoredLayer) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{2}
+	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *StoredLayer) GetDigest() string {
@@ -296,7 +369,7 @@ type ImportLayerRequest struct {
 
 func (x *ImportLayerRequest) Reset() {
 	*x = ImportLayerRequest{}
-	mi := &file_dsec_v1_layer_proto_msgTypes[3]
+	mi := &file_dsec_v1_layer_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -308,7 +381,7 @@ func (x *ImportLayerRequest) String() string {
 func (*ImportLayerRequest) ProtoMessage() {}
 
 func (x *ImportLayerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_layer_proto_msgTypes[3]
+	mi := &file_dsec_v1_layer_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -321,7 +394,7 @@ func (x *ImportLayerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportLayerRequest.ProtoReflect.Descriptor instead.
 func (*ImportLayerRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{3}
+	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *ImportLayerRequest) GetMessage() isImportLayerRequest_Message {
@@ -378,14 +451,16 @@ type ImportLayerOpen struct {
 	// toolkit; empty is the root.
 	At string `protobuf:"bytes,4,opt,name=at,proto3" json:"at,omitempty"`
 	// An import in which the lint finds something fails.
-	Strict        bool `protobuf:"varint,5,opt,name=strict,proto3" json:"strict,omitempty"`
+	Strict bool `protobuf:"varint,5,opt,name=strict,proto3" json:"strict,omitempty"`
+	// Of a checkout: the caller's word for where it came from. Its type is git.
+	Origin        *LayerOrigin `protobuf:"bytes,6,opt,name=origin,proto3" json:"origin,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ImportLayerOpen) Reset() {
 	*x = ImportLayerOpen{}
-	mi := &file_dsec_v1_layer_proto_msgTypes[4]
+	mi := &file_dsec_v1_layer_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -397,7 +472,7 @@ func (x *ImportLayerOpen) String() string {
 func (*ImportLayerOpen) ProtoMessage() {}
 
 func (x *ImportLayerOpen) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_layer_proto_msgTypes[4]
+	mi := &file_dsec_v1_layer_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -410,7 +485,7 @@ func (x *ImportLayerOpen) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportLayerOpen.ProtoReflect.Descriptor instead.
 func (*ImportLayerOpen) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{4}
+	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *ImportLayerOpen) GetName() string {
@@ -448,6 +523,13 @@ func (x *ImportLayerOpen) GetStrict() bool {
 	return false
 }
 
+func (x *ImportLayerOpen) GetOrigin() *LayerOrigin {
+	if x != nil {
+		return x.Origin
+	}
+	return nil
+}
+
 type ImportLayerResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Layer *Layer                 `protobuf:"bytes,1,opt,name=layer,proto3" json:"layer,omitempty"`
@@ -459,7 +541,7 @@ type ImportLayerResponse struct {
 
 func (x *ImportLayerResponse) Reset() {
 	*x = ImportLayerResponse{}
-	mi := &file_dsec_v1_layer_proto_msgTypes[5]
+	mi := &file_dsec_v1_layer_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -471,7 +553,7 @@ func (x *ImportLayerResponse) String() string {
 func (*ImportLayerResponse) ProtoMessage() {}
 
 func (x *ImportLayerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_layer_proto_msgTypes[5]
+	mi := &file_dsec_v1_layer_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -484,7 +566,7 @@ func (x *ImportLayerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportLayerResponse.ProtoReflect.Descriptor instead.
 func (*ImportLayerResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{5}
+	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ImportLayerResponse) GetLayer() *Layer {
@@ -501,6 +583,481 @@ func (x *ImportLayerResponse) GetFindings() []string {
 	return nil
 }
 
+type PullLayerRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// name:tag, or name for name:latest.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// [host[:port]/]repository[:tag][@digest].
+	Ref string `protobuf:"bytes,2,opt,name=ref,proto3" json:"ref,omitempty"`
+	// os/architecture[/variant]; empty is the node's.
+	Platform string `protobuf:"bytes,3,opt,name=platform,proto3" json:"platform,omitempty"`
+	// For the host of the reference; where unset, the node's own.
+	Credentials *RegistryCredentials `protobuf:"bytes,4,opt,name=credentials,proto3" json:"credentials,omitempty"`
+	// As of ImportLayerOpen.
+	Kind          string `protobuf:"bytes,5,opt,name=kind,proto3" json:"kind,omitempty"`
+	At            string `protobuf:"bytes,6,opt,name=at,proto3" json:"at,omitempty"`
+	Strict        bool   `protobuf:"varint,7,opt,name=strict,proto3" json:"strict,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PullLayerRequest) Reset() {
+	*x = PullLayerRequest{}
+	mi := &file_dsec_v1_layer_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PullLayerRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PullLayerRequest) ProtoMessage() {}
+
+func (x *PullLayerRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_layer_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PullLayerRequest.ProtoReflect.Descriptor instead.
+func (*PullLayerRequest) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *PullLayerRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *PullLayerRequest) GetRef() string {
+	if x != nil {
+		return x.Ref
+	}
+	return ""
+}
+
+func (x *PullLayerRequest) GetPlatform() string {
+	if x != nil {
+		return x.Platform
+	}
+	return ""
+}
+
+func (x *PullLayerRequest) GetCredentials() *RegistryCredentials {
+	if x != nil {
+		return x.Credentials
+	}
+	return nil
+}
+
+func (x *PullLayerRequest) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *PullLayerRequest) GetAt() string {
+	if x != nil {
+		return x.At
+	}
+	return ""
+}
+
+func (x *PullLayerRequest) GetStrict() bool {
+	if x != nil {
+		return x.Strict
+	}
+	return false
+}
+
+type RegistryCredentials struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Username string                 `protobuf:"bytes,1,opt,name=username,proto3" json:"username,omitempty"`
+	Password string                 `protobuf:"bytes,2,opt,name=password,proto3" json:"password,omitempty"`
+	// An identity token, in place of a password.
+	Token         string `protobuf:"bytes,3,opt,name=token,proto3" json:"token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RegistryCredentials) Reset() {
+	*x = RegistryCredentials{}
+	mi := &file_dsec_v1_layer_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RegistryCredentials) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RegistryCredentials) ProtoMessage() {}
+
+func (x *RegistryCredentials) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_layer_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RegistryCredentials.ProtoReflect.Descriptor instead.
+func (*RegistryCredentials) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *RegistryCredentials) GetUsername() string {
+	if x != nil {
+		return x.Username
+	}
+	return ""
+}
+
+func (x *RegistryCredentials) GetPassword() string {
+	if x != nil {
+		return x.Password
+	}
+	return ""
+}
+
+func (x *RegistryCredentials) GetToken() string {
+	if x != nil {
+		return x.Token
+	}
+	return ""
+}
+
+type PullLayerResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Types that are valid to be assigned to Message:
+	//
+	//	*PullLayerResponse_Progress
+	//	*PullLayerResponse_Done
+	Message       isPullLayerResponse_Message `protobuf_oneof:"message"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PullLayerResponse) Reset() {
+	*x = PullLayerResponse{}
+	mi := &file_dsec_v1_layer_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PullLayerResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PullLayerResponse) ProtoMessage() {}
+
+func (x *PullLayerResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_layer_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PullLayerResponse.ProtoReflect.Descriptor instead.
+func (*PullLayerResponse) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *PullLayerResponse) GetMessage() isPullLayerResponse_Message {
+	if x != nil {
+		return x.Message
+	}
+	return nil
+}
+
+func (x *PullLayerResponse) GetProgress() *PullProgress {
+	if x != nil {
+		if x, ok := x.Message.(*PullLayerResponse_Progress); ok {
+			return x.Progress
+		}
+	}
+	return nil
+}
+
+func (x *PullLayerResponse) GetDone() *ImportLayerResponse {
+	if x != nil {
+		if x, ok := x.Message.(*PullLayerResponse_Done); ok {
+			return x.Done
+		}
+	}
+	return nil
+}
+
+type isPullLayerResponse_Message interface {
+	isPullLayerResponse_Message()
+}
+
+type PullLayerResponse_Progress struct {
+	Progress *PullProgress `protobuf:"bytes,1,opt,name=progress,proto3,oneof"`
+}
+
+type PullLayerResponse_Done struct {
+	Done *ImportLayerResponse `protobuf:"bytes,2,opt,name=done,proto3,oneof"`
+}
+
+func (*PullLayerResponse_Progress) isPullLayerResponse_Message() {}
+
+func (*PullLayerResponse_Done) isPullLayerResponse_Message() {}
+
+type PullProgress struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Of the image as the registry sends it. Where they are equal the image is being
+	// converted.
+	Bytes         int64 `protobuf:"varint,1,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	Size          int64 `protobuf:"varint,2,opt,name=size,proto3" json:"size,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PullProgress) Reset() {
+	*x = PullProgress{}
+	mi := &file_dsec_v1_layer_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PullProgress) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PullProgress) ProtoMessage() {}
+
+func (x *PullProgress) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_layer_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PullProgress.ProtoReflect.Descriptor instead.
+func (*PullProgress) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *PullProgress) GetBytes() int64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *PullProgress) GetSize() int64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+type ExportLayerRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// name:tag or digest, lowest first.
+	Layers        []string `protobuf:"bytes,1,rep,name=layers,proto3" json:"layers,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExportLayerRequest) Reset() {
+	*x = ExportLayerRequest{}
+	mi := &file_dsec_v1_layer_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExportLayerRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExportLayerRequest) ProtoMessage() {}
+
+func (x *ExportLayerRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_layer_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExportLayerRequest.ProtoReflect.Descriptor instead.
+func (*ExportLayerRequest) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *ExportLayerRequest) GetLayers() []string {
+	if x != nil {
+		return x.Layers
+	}
+	return nil
+}
+
+type ExportLayerResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Types that are valid to be assigned to Message:
+	//
+	//	*ExportLayerResponse_Open
+	//	*ExportLayerResponse_Data
+	Message       isExportLayerResponse_Message `protobuf_oneof:"message"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExportLayerResponse) Reset() {
+	*x = ExportLayerResponse{}
+	mi := &file_dsec_v1_layer_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExportLayerResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExportLayerResponse) ProtoMessage() {}
+
+func (x *ExportLayerResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_layer_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExportLayerResponse.ProtoReflect.Descriptor instead.
+func (*ExportLayerResponse) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *ExportLayerResponse) GetMessage() isExportLayerResponse_Message {
+	if x != nil {
+		return x.Message
+	}
+	return nil
+}
+
+func (x *ExportLayerResponse) GetOpen() *ExportLayerOpen {
+	if x != nil {
+		if x, ok := x.Message.(*ExportLayerResponse_Open); ok {
+			return x.Open
+		}
+	}
+	return nil
+}
+
+func (x *ExportLayerResponse) GetData() []byte {
+	if x != nil {
+		if x, ok := x.Message.(*ExportLayerResponse_Data); ok {
+			return x.Data
+		}
+	}
+	return nil
+}
+
+type isExportLayerResponse_Message interface {
+	isExportLayerResponse_Message()
+}
+
+type ExportLayerResponse_Open struct {
+	Open *ExportLayerOpen `protobuf:"bytes,1,opt,name=open,proto3,oneof"`
+}
+
+type ExportLayerResponse_Data struct {
+	Data []byte `protobuf:"bytes,2,opt,name=data,proto3,oneof"`
+}
+
+func (*ExportLayerResponse_Open) isExportLayerResponse_Message() {}
+
+func (*ExportLayerResponse_Data) isExportLayerResponse_Message() {}
+
+type ExportLayerOpen struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Of the whole stream.
+	Size int64 `protobuf:"varint,1,opt,name=size,proto3" json:"size,omitempty"`
+	// sha256:<hex> of the image's manifest; the same layers give the same.
+	Digest        string `protobuf:"bytes,2,opt,name=digest,proto3" json:"digest,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExportLayerOpen) Reset() {
+	*x = ExportLayerOpen{}
+	mi := &file_dsec_v1_layer_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExportLayerOpen) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExportLayerOpen) ProtoMessage() {}
+
+func (x *ExportLayerOpen) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_layer_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExportLayerOpen.ProtoReflect.Descriptor instead.
+func (*ExportLayerOpen) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *ExportLayerOpen) GetSize() int64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+func (x *ExportLayerOpen) GetDigest() string {
+	if x != nil {
+		return x.Digest
+	}
+	return ""
+}
+
 type ListLayersRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -509,7 +1066,7 @@ type ListLayersRequest struct {
 
 func (x *ListLayersRequest) Reset() {
 	*x = ListLayersRequest{}
-	mi := &file_dsec_v1_layer_proto_msgTypes[6]
+	mi := &file_dsec_v1_layer_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -521,7 +1078,7 @@ func (x *ListLayersRequest) String() string {
 func (*ListLayersRequest) ProtoMessage() {}
 
 func (x *ListLayersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_layer_proto_msgTypes[6]
+	mi := &file_dsec_v1_layer_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -534,7 +1091,7 @@ func (x *ListLayersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListLayersRequest.ProtoReflect.Descriptor instead.
 func (*ListLayersRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{6}
+	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{14}
 }
 
 type ListLayersResponse struct {
@@ -546,7 +1103,7 @@ type ListLayersResponse struct {
 
 func (x *ListLayersResponse) Reset() {
 	*x = ListLayersResponse{}
-	mi := &file_dsec_v1_layer_proto_msgTypes[7]
+	mi := &file_dsec_v1_layer_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -558,7 +1115,7 @@ func (x *ListLayersResponse) String() string {
 func (*ListLayersResponse) ProtoMessage() {}
 
 func (x *ListLayersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_layer_proto_msgTypes[7]
+	mi := &file_dsec_v1_layer_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -571,7 +1128,7 @@ func (x *ListLayersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListLayersResponse.ProtoReflect.Descriptor instead.
 func (*ListLayersResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{7}
+	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ListLayersResponse) GetLayers() []*Layer {
@@ -591,7 +1148,7 @@ type InspectLayerRequest struct {
 
 func (x *InspectLayerRequest) Reset() {
 	*x = InspectLayerRequest{}
-	mi := &file_dsec_v1_layer_proto_msgTypes[8]
+	mi := &file_dsec_v1_layer_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -603,7 +1160,7 @@ func (x *InspectLayerRequest) String() string {
 func (*InspectLayerRequest) ProtoMessage() {}
 
 func (x *InspectLayerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_layer_proto_msgTypes[8]
+	mi := &file_dsec_v1_layer_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -616,7 +1173,7 @@ func (x *InspectLayerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectLayerRequest.ProtoReflect.Descriptor instead.
 func (*InspectLayerRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{8}
+	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *InspectLayerRequest) GetName() string {
@@ -636,7 +1193,7 @@ type InspectLayerResponse struct {
 
 func (x *InspectLayerResponse) Reset() {
 	*x = InspectLayerResponse{}
-	mi := &file_dsec_v1_layer_proto_msgTypes[9]
+	mi := &file_dsec_v1_layer_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -648,7 +1205,7 @@ func (x *InspectLayerResponse) String() string {
 func (*InspectLayerResponse) ProtoMessage() {}
 
 func (x *InspectLayerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_layer_proto_msgTypes[9]
+	mi := &file_dsec_v1_layer_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -661,7 +1218,7 @@ func (x *InspectLayerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectLayerResponse.ProtoReflect.Descriptor instead.
 func (*InspectLayerResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{9}
+	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *InspectLayerResponse) GetLayer() *Layer {
@@ -692,7 +1249,7 @@ type TagLayerRequest struct {
 
 func (x *TagLayerRequest) Reset() {
 	*x = TagLayerRequest{}
-	mi := &file_dsec_v1_layer_proto_msgTypes[10]
+	mi := &file_dsec_v1_layer_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -704,7 +1261,7 @@ func (x *TagLayerRequest) String() string {
 func (*TagLayerRequest) ProtoMessage() {}
 
 func (x *TagLayerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_layer_proto_msgTypes[10]
+	mi := &file_dsec_v1_layer_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -717,7 +1274,7 @@ func (x *TagLayerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TagLayerRequest.ProtoReflect.Descriptor instead.
 func (*TagLayerRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{10}
+	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *TagLayerRequest) GetName() string {
@@ -750,7 +1307,7 @@ type TagLayerResponse struct {
 
 func (x *TagLayerResponse) Reset() {
 	*x = TagLayerResponse{}
-	mi := &file_dsec_v1_layer_proto_msgTypes[11]
+	mi := &file_dsec_v1_layer_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -762,7 +1319,7 @@ func (x *TagLayerResponse) String() string {
 func (*TagLayerResponse) ProtoMessage() {}
 
 func (x *TagLayerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_layer_proto_msgTypes[11]
+	mi := &file_dsec_v1_layer_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -775,7 +1332,7 @@ func (x *TagLayerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TagLayerResponse.ProtoReflect.Descriptor instead.
 func (*TagLayerResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{11}
+	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *TagLayerResponse) GetLayer() *Layer {
@@ -795,7 +1352,7 @@ type RemoveLayerRequest struct {
 
 func (x *RemoveLayerRequest) Reset() {
 	*x = RemoveLayerRequest{}
-	mi := &file_dsec_v1_layer_proto_msgTypes[12]
+	mi := &file_dsec_v1_layer_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -807,7 +1364,7 @@ func (x *RemoveLayerRequest) String() string {
 func (*RemoveLayerRequest) ProtoMessage() {}
 
 func (x *RemoveLayerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_layer_proto_msgTypes[12]
+	mi := &file_dsec_v1_layer_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -820,7 +1377,7 @@ func (x *RemoveLayerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveLayerRequest.ProtoReflect.Descriptor instead.
 func (*RemoveLayerRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{12}
+	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *RemoveLayerRequest) GetName() string {
@@ -838,7 +1395,7 @@ type RemoveLayerResponse struct {
 
 func (x *RemoveLayerResponse) Reset() {
 	*x = RemoveLayerResponse{}
-	mi := &file_dsec_v1_layer_proto_msgTypes[13]
+	mi := &file_dsec_v1_layer_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -850,7 +1407,7 @@ func (x *RemoveLayerResponse) String() string {
 func (*RemoveLayerResponse) ProtoMessage() {}
 
 func (x *RemoveLayerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_layer_proto_msgTypes[13]
+	mi := &file_dsec_v1_layer_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -863,14 +1420,14 @@ func (x *RemoveLayerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveLayerResponse.ProtoReflect.Descriptor instead.
 func (*RemoveLayerResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{13}
+	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{21}
 }
 
 var File_dsec_v1_layer_proto protoreflect.FileDescriptor
 
 const file_dsec_v1_layer_proto_rawDesc = "" +
 	"\n" +
-	"\x13dsec/v1/layer.proto\x12\adsec.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xae\x02\n" +
+	"\x13dsec/v1/layer.proto\x12\adsec.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xdc\x02\n" +
 	"\x05Layer\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06digest\x18\x02 \x01(\tR\x06digest\x12\x12\n" +
@@ -882,7 +1439,12 @@ const file_dsec_v1_layer_proto_rawDesc = "" +
 	"\x06config\x18\b \x01(\v2\x14.dsec.v1.LayerConfigR\x06config\x12\x12\n" +
 	"\x04kind\x18\t \x01(\tR\x04kind\x12\x1a\n" +
 	"\bfindings\x18\n" +
-	" \x03(\tR\bfindings\"\x7f\n" +
+	" \x03(\tR\bfindings\x12,\n" +
+	"\x06origin\x18\v \x01(\v2\x14.dsec.v1.LayerOriginR\x06origin\"Y\n" +
+	"\vLayerOrigin\x12\x12\n" +
+	"\x04type\x18\x01 \x01(\tR\x04type\x12\x1a\n" +
+	"\blocation\x18\x02 \x01(\tR\blocation\x12\x1a\n" +
+	"\brevision\x18\x03 \x01(\tR\brevision\"\x7f\n" +
 	"\vLayerConfig\x12\x10\n" +
 	"\x03env\x18\x01 \x03(\tR\x03env\x12\x12\n" +
 	"\x04user\x18\x02 \x01(\tR\x04user\x12\x18\n" +
@@ -898,16 +1460,45 @@ const file_dsec_v1_layer_proto_rawDesc = "" +
 	"\x12ImportLayerRequest\x12.\n" +
 	"\x04open\x18\x01 \x01(\v2\x18.dsec.v1.ImportLayerOpenH\x00R\x04open\x12\x14\n" +
 	"\x04data\x18\x02 \x01(\fH\x00R\x04dataB\t\n" +
-	"\amessage\"y\n" +
+	"\amessage\"\xa7\x01\n" +
 	"\x0fImportLayerOpen\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06select\x18\x02 \x01(\tR\x06select\x12\x12\n" +
 	"\x04kind\x18\x03 \x01(\tR\x04kind\x12\x0e\n" +
 	"\x02at\x18\x04 \x01(\tR\x02at\x12\x16\n" +
-	"\x06strict\x18\x05 \x01(\bR\x06strict\"W\n" +
+	"\x06strict\x18\x05 \x01(\bR\x06strict\x12,\n" +
+	"\x06origin\x18\x06 \x01(\v2\x14.dsec.v1.LayerOriginR\x06origin\"W\n" +
 	"\x13ImportLayerResponse\x12$\n" +
 	"\x05layer\x18\x01 \x01(\v2\x0e.dsec.v1.LayerR\x05layer\x12\x1a\n" +
-	"\bfindings\x18\x02 \x03(\tR\bfindings\"\x13\n" +
+	"\bfindings\x18\x02 \x03(\tR\bfindings\"\xd0\x01\n" +
+	"\x10PullLayerRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
+	"\x03ref\x18\x02 \x01(\tR\x03ref\x12\x1a\n" +
+	"\bplatform\x18\x03 \x01(\tR\bplatform\x12>\n" +
+	"\vcredentials\x18\x04 \x01(\v2\x1c.dsec.v1.RegistryCredentialsR\vcredentials\x12\x12\n" +
+	"\x04kind\x18\x05 \x01(\tR\x04kind\x12\x0e\n" +
+	"\x02at\x18\x06 \x01(\tR\x02at\x12\x16\n" +
+	"\x06strict\x18\a \x01(\bR\x06strict\"m\n" +
+	"\x13RegistryCredentials\x12\x1a\n" +
+	"\busername\x18\x01 \x01(\tR\busername\x12\x1f\n" +
+	"\bpassword\x18\x02 \x01(\tB\x03\x80\x01\x01R\bpassword\x12\x19\n" +
+	"\x05token\x18\x03 \x01(\tB\x03\x80\x01\x01R\x05token\"\x87\x01\n" +
+	"\x11PullLayerResponse\x123\n" +
+	"\bprogress\x18\x01 \x01(\v2\x15.dsec.v1.PullProgressH\x00R\bprogress\x122\n" +
+	"\x04done\x18\x02 \x01(\v2\x1c.dsec.v1.ImportLayerResponseH\x00R\x04doneB\t\n" +
+	"\amessage\"8\n" +
+	"\fPullProgress\x12\x14\n" +
+	"\x05bytes\x18\x01 \x01(\x03R\x05bytes\x12\x12\n" +
+	"\x04size\x18\x02 \x01(\x03R\x04size\",\n" +
+	"\x12ExportLayerRequest\x12\x16\n" +
+	"\x06layers\x18\x01 \x03(\tR\x06layers\"f\n" +
+	"\x13ExportLayerResponse\x12.\n" +
+	"\x04open\x18\x01 \x01(\v2\x18.dsec.v1.ExportLayerOpenH\x00R\x04open\x12\x14\n" +
+	"\x04data\x18\x02 \x01(\fH\x00R\x04dataB\t\n" +
+	"\amessage\"=\n" +
+	"\x0fExportLayerOpen\x12\x12\n" +
+	"\x04size\x18\x01 \x01(\x03R\x04size\x12\x16\n" +
+	"\x06digest\x18\x02 \x01(\tR\x06digest\"\x13\n" +
 	"\x11ListLayersRequest\"<\n" +
 	"\x12ListLayersResponse\x12&\n" +
 	"\x06layers\x18\x01 \x03(\v2\x0e.dsec.v1.LayerR\x06layers\")\n" +
@@ -924,9 +1515,11 @@ const file_dsec_v1_layer_proto_rawDesc = "" +
 	"\x05layer\x18\x01 \x01(\v2\x0e.dsec.v1.LayerR\x05layer\"(\n" +
 	"\x12RemoveLayerRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"\x15\n" +
-	"\x13RemoveLayerResponse2\x8d\x03\n" +
+	"\x13RemoveLayerResponse2\xa9\x04\n" +
 	"\fLayerService\x12O\n" +
-	"\vImportLayer\x12\x1b.dsec.v1.ImportLayerRequest\x1a\x1c.dsec.v1.ImportLayerResponse\"\x03\x90\x02\x02(\x01\x12J\n" +
+	"\vImportLayer\x12\x1b.dsec.v1.ImportLayerRequest\x1a\x1c.dsec.v1.ImportLayerResponse\"\x03\x90\x02\x02(\x01\x12I\n" +
+	"\tPullLayer\x12\x19.dsec.v1.PullLayerRequest\x1a\x1a.dsec.v1.PullLayerResponse\"\x03\x90\x02\x020\x01\x12O\n" +
+	"\vExportLayer\x12\x1b.dsec.v1.ExportLayerRequest\x1a\x1c.dsec.v1.ExportLayerResponse\"\x03\x90\x02\x020\x01\x12J\n" +
 	"\n" +
 	"ListLayers\x12\x1a.dsec.v1.ListLayersRequest\x1a\x1b.dsec.v1.ListLayersResponse\"\x03\x90\x02\x02\x12P\n" +
 	"\fInspectLayer\x12\x1c.dsec.v1.InspectLayerRequest\x1a\x1d.dsec.v1.InspectLayerResponse\"\x03\x90\x02\x02\x12D\n" +
@@ -945,48 +1538,66 @@ func file_dsec_v1_layer_proto_rawDescGZIP() []byte {
 	return file_dsec_v1_layer_proto_rawDescData
 }
 
-var file_dsec_v1_layer_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
+var file_dsec_v1_layer_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
 var file_dsec_v1_layer_proto_goTypes = []any{
 	(*Layer)(nil),                 // 0: dsec.v1.Layer
-	(*LayerConfig)(nil),           // 1: dsec.v1.LayerConfig
-	(*StoredLayer)(nil),           // 2: dsec.v1.StoredLayer
-	(*ImportLayerRequest)(nil),    // 3: dsec.v1.ImportLayerRequest
-	(*ImportLayerOpen)(nil),       // 4: dsec.v1.ImportLayerOpen
-	(*ImportLayerResponse)(nil),   // 5: dsec.v1.ImportLayerResponse
-	(*ListLayersRequest)(nil),     // 6: dsec.v1.ListLayersRequest
-	(*ListLayersResponse)(nil),    // 7: dsec.v1.ListLayersResponse
-	(*InspectLayerRequest)(nil),   // 8: dsec.v1.InspectLayerRequest
-	(*InspectLayerResponse)(nil),  // 9: dsec.v1.InspectLayerResponse
-	(*TagLayerRequest)(nil),       // 10: dsec.v1.TagLayerRequest
-	(*TagLayerResponse)(nil),      // 11: dsec.v1.TagLayerResponse
-	(*RemoveLayerRequest)(nil),    // 12: dsec.v1.RemoveLayerRequest
-	(*RemoveLayerResponse)(nil),   // 13: dsec.v1.RemoveLayerResponse
-	(*timestamppb.Timestamp)(nil), // 14: google.protobuf.Timestamp
+	(*LayerOrigin)(nil),           // 1: dsec.v1.LayerOrigin
+	(*LayerConfig)(nil),           // 2: dsec.v1.LayerConfig
+	(*StoredLayer)(nil),           // 3: dsec.v1.StoredLayer
+	(*ImportLayerRequest)(nil),    // 4: dsec.v1.ImportLayerRequest
+	(*ImportLayerOpen)(nil),       // 5: dsec.v1.ImportLayerOpen
+	(*ImportLayerResponse)(nil),   // 6: dsec.v1.ImportLayerResponse
+	(*PullLayerRequest)(nil),      // 7: dsec.v1.PullLayerRequest
+	(*RegistryCredentials)(nil),   // 8: dsec.v1.RegistryCredentials
+	(*PullLayerResponse)(nil),     // 9: dsec.v1.PullLayerResponse
+	(*PullProgress)(nil),          // 10: dsec.v1.PullProgress
+	(*ExportLayerRequest)(nil),    // 11: dsec.v1.ExportLayerRequest
+	(*ExportLayerResponse)(nil),   // 12: dsec.v1.ExportLayerResponse
+	(*ExportLayerOpen)(nil),       // 13: dsec.v1.ExportLayerOpen
+	(*ListLayersRequest)(nil),     // 14: dsec.v1.ListLayersRequest
+	(*ListLayersResponse)(nil),    // 15: dsec.v1.ListLayersResponse
+	(*InspectLayerRequest)(nil),   // 16: dsec.v1.InspectLayerRequest
+	(*InspectLayerResponse)(nil),  // 17: dsec.v1.InspectLayerResponse
+	(*TagLayerRequest)(nil),       // 18: dsec.v1.TagLayerRequest
+	(*TagLayerResponse)(nil),      // 19: dsec.v1.TagLayerResponse
+	(*RemoveLayerRequest)(nil),    // 20: dsec.v1.RemoveLayerRequest
+	(*RemoveLayerResponse)(nil),   // 21: dsec.v1.RemoveLayerResponse
+	(*timestamppb.Timestamp)(nil), // 22: google.protobuf.Timestamp
 }
 var file_dsec_v1_layer_proto_depIdxs = []int32{
-	14, // 0: dsec.v1.Layer.created:type_name -> google.protobuf.Timestamp
-	1,  // 1: dsec.v1.Layer.config:type_name -> dsec.v1.LayerConfig
-	14, // 2: dsec.v1.StoredLayer.created:type_name -> google.protobuf.Timestamp
-	4,  // 3: dsec.v1.ImportLayerRequest.open:type_name -> dsec.v1.ImportLayerOpen
-	0,  // 4: dsec.v1.ImportLayerResponse.layer:type_name -> dsec.v1.Layer
-	0,  // 5: dsec.v1.ListLayersResponse.layers:type_name -> dsec.v1.Layer
-	0,  // 6: dsec.v1.InspectLayerResponse.layer:type_name -> dsec.v1.Layer
-	0,  // 7: dsec.v1.TagLayerResponse.layer:type_name -> dsec.v1.Layer
-	3,  // 8: dsec.v1.LayerService.ImportLayer:input_type -> dsec.v1.ImportLayerRequest
-	6,  // 9: dsec.v1.LayerService.ListLayers:input_type -> dsec.v1.ListLayersRequest
-	8,  // 10: dsec.v1.LayerService.InspectLayer:input_type -> dsec.v1.InspectLayerRequest
-	10, // 11: dsec.v1.LayerService.TagLayer:input_type -> dsec.v1.TagLayerRequest
-	12, // 12: dsec.v1.LayerService.RemoveLayer:input_type -> dsec.v1.RemoveLayerRequest
-	5,  // 13: dsec.v1.LayerService.ImportLayer:output_type -> dsec.v1.ImportLayerResponse
-	7,  // 14: dsec.v1.LayerService.ListLayers:output_type -> dsec.v1.ListLayersResponse
-	9,  // 15: dsec.v1.LayerService.InspectLayer:output_type -> dsec.v1.InspectLayerResponse
-	11, // 16: dsec.v1.LayerService.TagLayer:output_type -> dsec.v1.TagLayerResponse
-	13, // 17: dsec.v1.LayerService.RemoveLayer:output_type -> dsec.v1.RemoveLayerResponse
-	13, // [13:18] is the sub-list for method output_type
-	8,  // [8:13] is the sub-list for method input_type
-	8,  // [8:8] is the sub-list for extension type_name
-	8,  // [8:8] is the sub-list for extension extendee
-	0,  // [0:8] is the sub-list for field type_name
+	22, // 0: dsec.v1.Layer.created:type_name -> google.protobuf.Timestamp
+	2,  // 1: dsec.v1.Layer.config:type_name -> dsec.v1.LayerConfig
+	1,  // 2: dsec.v1.Layer.origin:type_name -> dsec.v1.LayerOrigin
+	22, // 3: dsec.v1.StoredLayer.created:type_name -> google.protobuf.Timestamp
+	5,  // 4: dsec.v1.ImportLayerRequest.open:type_name -> dsec.v1.ImportLayerOpen
+	1,  // 5: dsec.v1.ImportLayerOpen.origin:type_name -> dsec.v1.LayerOrigin
+	0,  // 6: dsec.v1.ImportLayerResponse.layer:type_name -> dsec.v1.Layer
+	8,  // 7: dsec.v1.PullLayerRequest.credentials:type_name -> dsec.v1.RegistryCredentials
+	10, // 8: dsec.v1.PullLayerResponse.progress:type_name -> dsec.v1.PullProgress
+	6,  // 9: dsec.v1.PullLayerResponse.done:type_name -> dsec.v1.ImportLayerResponse
+	13, // 10: dsec.v1.ExportLayerResponse.open:type_name -> dsec.v1.ExportLayerOpen
+	0,  // 11: dsec.v1.ListLayersResponse.layers:type_name -> dsec.v1.Layer
+	0,  // 12: dsec.v1.InspectLayerResponse.layer:type_name -> dsec.v1.Layer
+	0,  // 13: dsec.v1.TagLayerResponse.layer:type_name -> dsec.v1.Layer
+	4,  // 14: dsec.v1.LayerService.ImportLayer:input_type -> dsec.v1.ImportLayerRequest
+	7,  // 15: dsec.v1.LayerService.PullLayer:input_type -> dsec.v1.PullLayerRequest
+	11, // 16: dsec.v1.LayerService.ExportLayer:input_type -> dsec.v1.ExportLayerRequest
+	14, // 17: dsec.v1.LayerService.ListLayers:input_type -> dsec.v1.ListLayersRequest
+	16, // 18: dsec.v1.LayerService.InspectLayer:input_type -> dsec.v1.InspectLayerRequest
+	18, // 19: dsec.v1.LayerService.TagLayer:input_type -> dsec.v1.TagLayerRequest
+	20, // 20: dsec.v1.LayerService.RemoveLayer:input_type -> dsec.v1.RemoveLayerRequest
+	6,  // 21: dsec.v1.LayerService.ImportLayer:output_type -> dsec.v1.ImportLayerResponse
+	9,  // 22: dsec.v1.LayerService.PullLayer:output_type -> dsec.v1.PullLayerResponse
+	12, // 23: dsec.v1.LayerService.ExportLayer:output_type -> dsec.v1.ExportLayerResponse
+	15, // 24: dsec.v1.LayerService.ListLayers:output_type -> dsec.v1.ListLayersResponse
+	17, // 25: dsec.v1.LayerService.InspectLayer:output_type -> dsec.v1.InspectLayerResponse
+	19, // 26: dsec.v1.LayerService.TagLayer:output_type -> dsec.v1.TagLayerResponse
+	21, // 27: dsec.v1.LayerService.RemoveLayer:output_type -> dsec.v1.RemoveLayerResponse
+	21, // [21:28] is the sub-list for method output_type
+	14, // [14:21] is the sub-list for method input_type
+	14, // [14:14] is the sub-list for extension type_name
+	14, // [14:14] is the sub-list for extension extendee
+	0,  // [0:14] is the sub-list for field type_name
 }
 
 func init() { file_dsec_v1_layer_proto_init() }
@@ -994,9 +1605,17 @@ func file_dsec_v1_layer_proto_init() {
 	if File_dsec_v1_layer_proto != nil {
 		return
 	}
-	file_dsec_v1_layer_proto_msgTypes[3].OneofWrappers = []any{
+	file_dsec_v1_layer_proto_msgTypes[4].OneofWrappers = []any{
 		(*ImportLayerRequest_Open)(nil),
 		(*ImportLayerRequest_Data)(nil),
+	}
+	file_dsec_v1_layer_proto_msgTypes[9].OneofWrappers = []any{
+		(*PullLayerResponse_Progress)(nil),
+		(*PullLayerResponse_Done)(nil),
+	}
+	file_dsec_v1_layer_proto_msgTypes[12].OneofWrappers = []any{
+		(*ExportLayerResponse_Open)(nil),
+		(*ExportLayerResponse_Data)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -1004,7 +1623,7 @@ func file_dsec_v1_layer_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dsec_v1_layer_proto_rawDesc), len(file_dsec_v1_layer_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   14,
+			NumMessages:   22,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -6,8 +6,8 @@ import asyncio
 import builtins
 import os
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing, suppress
 from datetime import datetime
 from types import TracebackType
 
@@ -18,7 +18,7 @@ from libdsec import _convert as c
 from libdsec import _methods as m
 from libdsec._admin import Collected, Key, NewKey
 from libdsec._bridge import produce
-from libdsec._errors import ConflictError, DSecError, InternalError, InvalidError
+from libdsec._errors import ConflictError, DSecError, InternalError, InvalidError, UnavailableError
 from libdsec._proto.dsec.v1 import admin_pb2, layer_pb2, sandbox_pb2
 from libdsec._rpc import Rpc
 from libdsec._sandbox import Sandbox
@@ -238,6 +238,90 @@ class DSecClient:
         async with aclosing(_archive(archive)) as data, aclosing(_import_messages(target, data)) as stream:
             response = await self._rpc.client_stream(m.IMPORT_LAYER, stream, {"data": "archive"})
         return ImportedLayer(layer=c.layer(response.layer), findings=tuple(response.findings))
+
+    async def import_image(
+        self,
+        ref: str,
+        *,
+        name: str,
+        platform: str = "",
+        username: str = "",
+        password: str = "",
+        kind: str = "",
+        at: str = "",
+        strict: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> ImportedLayer:
+        """Have the server import an image from an OCI registry, and name it.
+
+        An image that the project has already is not fetched again.
+
+        Args:
+            ref: `[host[:port]/]repository[:tag][@digest]`.
+            name: `name:tag`, or `name` for `name:latest`.
+            platform: os/architecture[/variant]; empty is the server's.
+            username: For the image's registry, with password; else the server's own
+                credentials, if it has any.
+            password: Of username. The server does not keep it.
+            kind: As of `import_layer`.
+            at: As of `import_layer`.
+            strict: As of `import_layer`.
+            progress: Is called now and then with how many of the image's bytes came, of
+                how many.
+        """
+        request = layer_pb2.PullLayerRequest(
+            name=c.text(name, "name"),
+            ref=c.text(ref, "ref"),
+            platform=c.text(platform, "platform"),
+            kind=c.text(kind, "kind"),
+            at=c.text(at, "at"),
+            strict=strict,
+        )
+        if username or password:
+            request.credentials.username = c.text(username, "username")
+            request.credentials.password = c.text(password, "password")
+        stream = await self._rpc.server_stream(m.PULL_LAYER, request)
+        try:
+            while (message := await stream.receive()) is not None:
+                if message.HasField("done"):
+                    return ImportedLayer(
+                        layer=c.layer(message.done.layer), findings=tuple(message.done.findings)
+                    )
+                if progress is not None and message.HasField("progress"):
+                    progress(message.progress.bytes, message.progress.size)
+        finally:
+            stream.close()
+        raise UnavailableError("the server's answer broke off")
+
+    async def export_layers(self, layers: Sequence[str], path: os.PathLike[str] | str) -> str:
+        """Write layers as an image, the tar of an OCI layout, and return its manifest's digest.
+
+        The same layers give the same bytes.
+
+        Args:
+            layers: `name:tag` or digest, lowest first.
+            path: The file to write; one that is there is replaced once all has come.
+        """
+        request = layer_pb2.ExportLayerRequest(
+            layers=[c.text(n, f"layers[{i}]") for i, n in enumerate(layers)]
+        )
+        stream = await self._rpc.server_stream(m.EXPORT_LAYER, request)
+        part = f"{os.fspath(path)}.{uuid.uuid4().hex}.part"
+        try:
+            digest, size = "", 0
+            with await asyncio.to_thread(open, part, "xb") as f:
+                while (message := await stream.receive()) is not None:
+                    if message.HasField("open"):
+                        digest, size = message.open.digest, message.open.size
+                    size -= await asyncio.to_thread(f.write, message.data)
+            if not digest or size != 0:
+                raise UnavailableError("the server's answer broke off")
+            await asyncio.to_thread(os.replace, part, path)
+            return digest
+        finally:
+            stream.close()
+            with suppress(FileNotFoundError):
+                os.unlink(part)
 
     async def list_layers(self) -> builtins.list[Layer]:
         """Return the layers that sandboxes can be made of."""

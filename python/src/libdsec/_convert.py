@@ -367,6 +367,9 @@ def layer(m: layer_pb2.Layer) -> t.Layer:
         created=when(m.created),
         source=m.source,
         source_digest=m.source_digest,
+        origin=t.LayerOrigin(type=m.origin.type, location=m.origin.location, revision=m.origin.revision)
+        if m.HasField("origin")
+        else None,
         config=t.LayerConfig(
             env=tuple(m.config.env),
             user=m.config.user,

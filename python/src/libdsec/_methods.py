@@ -100,6 +100,10 @@ UPLOAD = _call(_FILE + "Upload", file_pb2.UploadRequest, file_pb2.UploadResponse
 IMPORT_LAYER = _call(
     _LAYER + "ImportLayer", layer_pb2.ImportLayerRequest, layer_pb2.ImportLayerResponse, retry=False
 )
+PULL_LAYER = _call(_LAYER + "PullLayer", layer_pb2.PullLayerRequest, layer_pb2.PullLayerResponse, slow=True)
+EXPORT_LAYER = _call(
+    _LAYER + "ExportLayer", layer_pb2.ExportLayerRequest, layer_pb2.ExportLayerResponse, slow=True
+)
 LIST_LAYERS = _call(_LAYER + "ListLayers", layer_pb2.ListLayersRequest, layer_pb2.ListLayersResponse)
 INSPECT_LAYER = _call(_LAYER + "InspectLayer", layer_pb2.InspectLayerRequest, layer_pb2.InspectLayerResponse)
 TAG_LAYER = _call(_LAYER + "TagLayer", layer_pb2.TagLayerRequest, layer_pb2.TagLayerResponse)

@@ -393,6 +393,21 @@ class LayerConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LayerOrigin:
+    """Where an image or a checkout came from.
+
+    Attributes:
+        type: registry or git.
+        location: The image's reference in full, or the repository's URL.
+        revision: Digest of the image's manifest, or the commit.
+    """
+
+    type: str
+    location: str
+    revision: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Layer:
     """An imported layer.
 
@@ -403,8 +418,10 @@ class Layer:
         size: Bytes.
         files: Entries.
         created: When it was imported.
-        source: rootfs, oci-layout or docker-archive.
-        source_digest: SHA-256 of the bytes imported.
+        source: rootfs, oci-layout, docker-archive, registry or git.
+        source_digest: SHA-256 of the bytes imported; of a registry's image, the digest
+            of its manifest.
+        origin: Of what came from a registry or a repository; else None.
         config: Defaults of sandboxes made of it.
     """
 
@@ -416,6 +433,7 @@ class Layer:
     created: datetime
     source: str
     source_digest: str
+    origin: LayerOrigin | None
     config: LayerConfig
 
 

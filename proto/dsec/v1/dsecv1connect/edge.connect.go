@@ -54,6 +54,13 @@ const (
 	EdgeServiceGetUsageProcedure = "/dsec.v1.EdgeService/GetUsage"
 	// EdgeServiceBuildLayerProcedure is the fully-qualified name of the EdgeService's BuildLayer RPC.
 	EdgeServiceBuildLayerProcedure = "/dsec.v1.EdgeService/BuildLayer"
+	// EdgeServiceResolveImageProcedure is the fully-qualified name of the EdgeService's ResolveImage
+	// RPC.
+	EdgeServiceResolveImageProcedure = "/dsec.v1.EdgeService/ResolveImage"
+	// EdgeServicePullLayerProcedure is the fully-qualified name of the EdgeService's PullLayer RPC.
+	EdgeServicePullLayerProcedure = "/dsec.v1.EdgeService/PullLayer"
+	// EdgeServiceExportLayerProcedure is the fully-qualified name of the EdgeService's ExportLayer RPC.
+	EdgeServiceExportLayerProcedure = "/dsec.v1.EdgeService/ExportLayer"
 	// EdgeServiceDropLayerProcedure is the fully-qualified name of the EdgeService's DropLayer RPC.
 	EdgeServiceDropLayerProcedure = "/dsec.v1.EdgeService/DropLayer"
 	// EdgeServiceSweepLayersProcedure is the fully-qualified name of the EdgeService's SweepLayers RPC.
@@ -76,6 +83,12 @@ type EdgeServiceClient interface {
 	// BuildLayer converts an uploaded archive into a layer of the store; names
 	// are not the edge's business.
 	BuildLayer(context.Context) *connect.ClientStreamForClient[v1.ImportLayerRequest, v1.ImportLayerResponse]
+	// ResolveImage asks a registry what a reference is, without fetching it.
+	ResolveImage(context.Context, *connect.Request[v1.PullLayerRequest]) (*connect.Response[v1.ResolveImageResponse], error)
+	// PullLayer makes a layer of an image of a registry.
+	PullLayer(context.Context, *connect.Request[v1.PullLayerRequest]) (*connect.ServerStreamForClient[v1.PullLayerResponse], error)
+	// ExportLayer gives layers, by their digests, as the tar stream of an OCI layout.
+	ExportLayer(context.Context, *connect.Request[v1.ExportLayerRequest]) (*connect.ServerStreamForClient[v1.ExportLayerResponse], error)
 	// DropLayer removes an unreferenced layer from the store; conflict where a
 	// sandbox uses it.
 	DropLayer(context.Context, *connect.Request[v1.DropLayerRequest]) (*connect.Response[v1.DropLayerResponse], error)
@@ -157,6 +170,27 @@ func NewEdgeServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
+		resolveImage: connect.NewClient[v1.PullLayerRequest, v1.ResolveImageResponse](
+			httpClient,
+			baseURL+EdgeServiceResolveImageProcedure,
+			connect.WithSchema(edgeServiceMethods.ByName("ResolveImage")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
+			connect.WithClientOptions(opts...),
+		),
+		pullLayer: connect.NewClient[v1.PullLayerRequest, v1.PullLayerResponse](
+			httpClient,
+			baseURL+EdgeServicePullLayerProcedure,
+			connect.WithSchema(edgeServiceMethods.ByName("PullLayer")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
+			connect.WithClientOptions(opts...),
+		),
+		exportLayer: connect.NewClient[v1.ExportLayerRequest, v1.ExportLayerResponse](
+			httpClient,
+			baseURL+EdgeServiceExportLayerProcedure,
+			connect.WithSchema(edgeServiceMethods.ByName("ExportLayer")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
+			connect.WithClientOptions(opts...),
+		),
 		dropLayer: connect.NewClient[v1.DropLayerRequest, v1.DropLayerResponse](
 			httpClient,
 			baseURL+EdgeServiceDropLayerProcedure,
@@ -185,6 +219,9 @@ type edgeServiceClient struct {
 	extendSandbox   *connect.Client[v1.ExtendRequest, v1.ExtendResponse]
 	getUsage        *connect.Client[v1.UsageRequest, v1.UsageResponse]
 	buildLayer      *connect.Client[v1.ImportLayerRequest, v1.ImportLayerResponse]
+	resolveImage    *connect.Client[v1.PullLayerRequest, v1.ResolveImageResponse]
+	pullLayer       *connect.Client[v1.PullLayerRequest, v1.PullLayerResponse]
+	exportLayer     *connect.Client[v1.ExportLayerRequest, v1.ExportLayerResponse]
 	dropLayer       *connect.Client[v1.DropLayerRequest, v1.DropLayerResponse]
 	sweepLayers     *connect.Client[v1.SweepLayersRequest, v1.SweepLayersResponse]
 }
@@ -234,6 +271,21 @@ func (c *edgeServiceClient) BuildLayer(ctx context.Context) *connect.ClientStrea
 	return c.buildLayer.CallClientStream(ctx)
 }
 
+// ResolveImage calls dsec.v1.EdgeService.ResolveImage.
+func (c *edgeServiceClient) ResolveImage(ctx context.Context, req *connect.Request[v1.PullLayerRequest]) (*connect.Response[v1.ResolveImageResponse], error) {
+	return c.resolveImage.CallUnary(ctx, req)
+}
+
+// PullLayer calls dsec.v1.EdgeService.PullLayer.
+func (c *edgeServiceClient) PullLayer(ctx context.Context, req *connect.Request[v1.PullLayerRequest]) (*connect.ServerStreamForClient[v1.PullLayerResponse], error) {
+	return c.pullLayer.CallServerStream(ctx, req)
+}
+
+// ExportLayer calls dsec.v1.EdgeService.ExportLayer.
+func (c *edgeServiceClient) ExportLayer(ctx context.Context, req *connect.Request[v1.ExportLayerRequest]) (*connect.ServerStreamForClient[v1.ExportLayerResponse], error) {
+	return c.exportLayer.CallServerStream(ctx, req)
+}
+
 // DropLayer calls dsec.v1.EdgeService.DropLayer.
 func (c *edgeServiceClient) DropLayer(ctx context.Context, req *connect.Request[v1.DropLayerRequest]) (*connect.Response[v1.DropLayerResponse], error) {
 	return c.dropLayer.CallUnary(ctx, req)
@@ -260,6 +312,12 @@ type EdgeServiceHandler interface {
 	// BuildLayer converts an uploaded archive into a layer of the store; names
 	// are not the edge's business.
 	BuildLayer(context.Context, *connect.ClientStream[v1.ImportLayerRequest]) (*connect.Response[v1.ImportLayerResponse], error)
+	// ResolveImage asks a registry what a reference is, without fetching it.
+	ResolveImage(context.Context, *connect.Request[v1.PullLayerRequest]) (*connect.Response[v1.ResolveImageResponse], error)
+	// PullLayer makes a layer of an image of a registry.
+	PullLayer(context.Context, *connect.Request[v1.PullLayerRequest], *connect.ServerStream[v1.PullLayerResponse]) error
+	// ExportLayer gives layers, by their digests, as the tar stream of an OCI layout.
+	ExportLayer(context.Context, *connect.Request[v1.ExportLayerRequest], *connect.ServerStream[v1.ExportLayerResponse]) error
 	// DropLayer removes an unreferenced layer from the store; conflict where a
 	// sandbox uses it.
 	DropLayer(context.Context, *connect.Request[v1.DropLayerRequest]) (*connect.Response[v1.DropLayerResponse], error)
@@ -337,6 +395,27 @@ func NewEdgeServiceHandler(svc EdgeServiceHandler, opts ...connect.HandlerOption
 		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
+	edgeServiceResolveImageHandler := connect.NewUnaryHandler(
+		EdgeServiceResolveImageProcedure,
+		svc.ResolveImage,
+		connect.WithSchema(edgeServiceMethods.ByName("ResolveImage")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
+		connect.WithHandlerOptions(opts...),
+	)
+	edgeServicePullLayerHandler := connect.NewServerStreamHandler(
+		EdgeServicePullLayerProcedure,
+		svc.PullLayer,
+		connect.WithSchema(edgeServiceMethods.ByName("PullLayer")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
+		connect.WithHandlerOptions(opts...),
+	)
+	edgeServiceExportLayerHandler := connect.NewServerStreamHandler(
+		EdgeServiceExportLayerProcedure,
+		svc.ExportLayer,
+		connect.WithSchema(edgeServiceMethods.ByName("ExportLayer")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
+		connect.WithHandlerOptions(opts...),
+	)
 	edgeServiceDropLayerHandler := connect.NewUnaryHandler(
 		EdgeServiceDropLayerProcedure,
 		svc.DropLayer,
@@ -371,6 +450,12 @@ func NewEdgeServiceHandler(svc EdgeServiceHandler, opts ...connect.HandlerOption
 			edgeServiceGetUsageHandler.ServeHTTP(w, r)
 		case EdgeServiceBuildLayerProcedure:
 			edgeServiceBuildLayerHandler.ServeHTTP(w, r)
+		case EdgeServiceResolveImageProcedure:
+			edgeServiceResolveImageHandler.ServeHTTP(w, r)
+		case EdgeServicePullLayerProcedure:
+			edgeServicePullLayerHandler.ServeHTTP(w, r)
+		case EdgeServiceExportLayerProcedure:
+			edgeServiceExportLayerHandler.ServeHTTP(w, r)
 		case EdgeServiceDropLayerProcedure:
 			edgeServiceDropLayerHandler.ServeHTTP(w, r)
 		case EdgeServiceSweepLayersProcedure:
@@ -418,6 +503,18 @@ func (UnimplementedEdgeServiceHandler) GetUsage(context.Context, *connect.Reques
 
 func (UnimplementedEdgeServiceHandler) BuildLayer(context.Context, *connect.ClientStream[v1.ImportLayerRequest]) (*connect.Response[v1.ImportLayerResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.EdgeService.BuildLayer is not implemented"))
+}
+
+func (UnimplementedEdgeServiceHandler) ResolveImage(context.Context, *connect.Request[v1.PullLayerRequest]) (*connect.Response[v1.ResolveImageResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.EdgeService.ResolveImage is not implemented"))
+}
+
+func (UnimplementedEdgeServiceHandler) PullLayer(context.Context, *connect.Request[v1.PullLayerRequest], *connect.ServerStream[v1.PullLayerResponse]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.EdgeService.PullLayer is not implemented"))
+}
+
+func (UnimplementedEdgeServiceHandler) ExportLayer(context.Context, *connect.Request[v1.ExportLayerRequest], *connect.ServerStream[v1.ExportLayerResponse]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.EdgeService.ExportLayer is not implemented"))
 }
 
 func (UnimplementedEdgeServiceHandler) DropLayer(context.Context, *connect.Request[v1.DropLayerRequest]) (*connect.Response[v1.DropLayerResponse], error) {

@@ -36,6 +36,11 @@ const (
 	// LayerServiceImportLayerProcedure is the fully-qualified name of the LayerService's ImportLayer
 	// RPC.
 	LayerServiceImportLayerProcedure = "/dsec.v1.LayerService/ImportLayer"
+	// LayerServicePullLayerProcedure is the fully-qualified name of the LayerService's PullLayer RPC.
+	LayerServicePullLayerProcedure = "/dsec.v1.LayerService/PullLayer"
+	// LayerServiceExportLayerProcedure is the fully-qualified name of the LayerService's ExportLayer
+	// RPC.
+	LayerServiceExportLayerProcedure = "/dsec.v1.LayerService/ExportLayer"
 	// LayerServiceListLayersProcedure is the fully-qualified name of the LayerService's ListLayers RPC.
 	LayerServiceListLayersProcedure = "/dsec.v1.LayerService/ListLayers"
 	// LayerServiceInspectLayerProcedure is the fully-qualified name of the LayerService's InspectLayer
@@ -53,6 +58,11 @@ type LayerServiceClient interface {
 	// ImportLayer reads a tar stream (plain, gzip or zstd) of a root file
 	// system, an OCI layout or a docker-archive: first `open`, then data.
 	ImportLayer(context.Context) *connect.ClientStreamForClient[v1.ImportLayerRequest, v1.ImportLayerResponse]
+	// PullLayer imports an image from an OCI registry, from the node, and tells how far
+	// it is; the last message has the layer.
+	PullLayer(context.Context, *connect.Request[v1.PullLayerRequest]) (*connect.ServerStreamForClient[v1.PullLayerResponse], error)
+	// ExportLayer gives layers, lowest first, as an image: the tar stream of an OCI layout.
+	ExportLayer(context.Context, *connect.Request[v1.ExportLayerRequest]) (*connect.ServerStreamForClient[v1.ExportLayerResponse], error)
 	ListLayers(context.Context, *connect.Request[v1.ListLayersRequest]) (*connect.Response[v1.ListLayersResponse], error)
 	// InspectLayer tells all of one layer, and the project's names of it.
 	InspectLayer(context.Context, *connect.Request[v1.InspectLayerRequest]) (*connect.Response[v1.InspectLayerResponse], error)
@@ -77,6 +87,20 @@ func NewLayerServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 			httpClient,
 			baseURL+LayerServiceImportLayerProcedure,
 			connect.WithSchema(layerServiceMethods.ByName("ImportLayer")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
+			connect.WithClientOptions(opts...),
+		),
+		pullLayer: connect.NewClient[v1.PullLayerRequest, v1.PullLayerResponse](
+			httpClient,
+			baseURL+LayerServicePullLayerProcedure,
+			connect.WithSchema(layerServiceMethods.ByName("PullLayer")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
+			connect.WithClientOptions(opts...),
+		),
+		exportLayer: connect.NewClient[v1.ExportLayerRequest, v1.ExportLayerResponse](
+			httpClient,
+			baseURL+LayerServiceExportLayerProcedure,
+			connect.WithSchema(layerServiceMethods.ByName("ExportLayer")),
 			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
@@ -113,6 +137,8 @@ func NewLayerServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 // layerServiceClient implements LayerServiceClient.
 type layerServiceClient struct {
 	importLayer  *connect.Client[v1.ImportLayerRequest, v1.ImportLayerResponse]
+	pullLayer    *connect.Client[v1.PullLayerRequest, v1.PullLayerResponse]
+	exportLayer  *connect.Client[v1.ExportLayerRequest, v1.ExportLayerResponse]
 	listLayers   *connect.Client[v1.ListLayersRequest, v1.ListLayersResponse]
 	inspectLayer *connect.Client[v1.InspectLayerRequest, v1.InspectLayerResponse]
 	tagLayer     *connect.Client[v1.TagLayerRequest, v1.TagLayerResponse]
@@ -122,6 +148,16 @@ type layerServiceClient struct {
 // ImportLayer calls dsec.v1.LayerService.ImportLayer.
 func (c *layerServiceClient) ImportLayer(ctx context.Context) *connect.ClientStreamForClient[v1.ImportLayerRequest, v1.ImportLayerResponse] {
 	return c.importLayer.CallClientStream(ctx)
+}
+
+// PullLayer calls dsec.v1.LayerService.PullLayer.
+func (c *layerServiceClient) PullLayer(ctx context.Context, req *connect.Request[v1.PullLayerRequest]) (*connect.ServerStreamForClient[v1.PullLayerResponse], error) {
+	return c.pullLayer.CallServerStream(ctx, req)
+}
+
+// ExportLayer calls dsec.v1.LayerService.ExportLayer.
+func (c *layerServiceClient) ExportLayer(ctx context.Context, req *connect.Request[v1.ExportLayerRequest]) (*connect.ServerStreamForClient[v1.ExportLayerResponse], error) {
+	return c.exportLayer.CallServerStream(ctx, req)
 }
 
 // ListLayers calls dsec.v1.LayerService.ListLayers.
@@ -149,6 +185,11 @@ type LayerServiceHandler interface {
 	// ImportLayer reads a tar stream (plain, gzip or zstd) of a root file
 	// system, an OCI layout or a docker-archive: first `open`, then data.
 	ImportLayer(context.Context, *connect.ClientStream[v1.ImportLayerRequest]) (*connect.Response[v1.ImportLayerResponse], error)
+	// PullLayer imports an image from an OCI registry, from the node, and tells how far
+	// it is; the last message has the layer.
+	PullLayer(context.Context, *connect.Request[v1.PullLayerRequest], *connect.ServerStream[v1.PullLayerResponse]) error
+	// ExportLayer gives layers, lowest first, as an image: the tar stream of an OCI layout.
+	ExportLayer(context.Context, *connect.Request[v1.ExportLayerRequest], *connect.ServerStream[v1.ExportLayerResponse]) error
 	ListLayers(context.Context, *connect.Request[v1.ListLayersRequest]) (*connect.Response[v1.ListLayersResponse], error)
 	// InspectLayer tells all of one layer, and the project's names of it.
 	InspectLayer(context.Context, *connect.Request[v1.InspectLayerRequest]) (*connect.Response[v1.InspectLayerResponse], error)
@@ -169,6 +210,20 @@ func NewLayerServiceHandler(svc LayerServiceHandler, opts ...connect.HandlerOpti
 		LayerServiceImportLayerProcedure,
 		svc.ImportLayer,
 		connect.WithSchema(layerServiceMethods.ByName("ImportLayer")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
+		connect.WithHandlerOptions(opts...),
+	)
+	layerServicePullLayerHandler := connect.NewServerStreamHandler(
+		LayerServicePullLayerProcedure,
+		svc.PullLayer,
+		connect.WithSchema(layerServiceMethods.ByName("PullLayer")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
+		connect.WithHandlerOptions(opts...),
+	)
+	layerServiceExportLayerHandler := connect.NewServerStreamHandler(
+		LayerServiceExportLayerProcedure,
+		svc.ExportLayer,
+		connect.WithSchema(layerServiceMethods.ByName("ExportLayer")),
 		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
@@ -203,6 +258,10 @@ func NewLayerServiceHandler(svc LayerServiceHandler, opts ...connect.HandlerOpti
 		switch r.URL.Path {
 		case LayerServiceImportLayerProcedure:
 			layerServiceImportLayerHandler.ServeHTTP(w, r)
+		case LayerServicePullLayerProcedure:
+			layerServicePullLayerHandler.ServeHTTP(w, r)
+		case LayerServiceExportLayerProcedure:
+			layerServiceExportLayerHandler.ServeHTTP(w, r)
 		case LayerServiceListLayersProcedure:
 			layerServiceListLayersHandler.ServeHTTP(w, r)
 		case LayerServiceInspectLayerProcedure:
@@ -222,6 +281,14 @@ type UnimplementedLayerServiceHandler struct{}
 
 func (UnimplementedLayerServiceHandler) ImportLayer(context.Context, *connect.ClientStream[v1.ImportLayerRequest]) (*connect.Response[v1.ImportLayerResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.LayerService.ImportLayer is not implemented"))
+}
+
+func (UnimplementedLayerServiceHandler) PullLayer(context.Context, *connect.Request[v1.PullLayerRequest], *connect.ServerStream[v1.PullLayerResponse]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.LayerService.PullLayer is not implemented"))
+}
+
+func (UnimplementedLayerServiceHandler) ExportLayer(context.Context, *connect.Request[v1.ExportLayerRequest], *connect.ServerStream[v1.ExportLayerResponse]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.LayerService.ExportLayer is not implemented"))
 }
 
 func (UnimplementedLayerServiceHandler) ListLayers(context.Context, *connect.Request[v1.ListLayersRequest]) (*connect.Response[v1.ListLayersResponse], error) {

@@ -1,0 +1,122 @@
+package main
+
+import (
+	"archive/tar"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/client"
+)
+
+func runLayerExport(ctx context.Context, e *env, args []string) error {
+	f := clientFlags(e, "layer export")
+	progress := progressFlag(f)
+	c, args, err := f.connect(args, 2, -1, 0)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	layers, out := args[:len(args)-1], args[len(args)-1]
+	m, err := startMeter(e, *progress)
+	if err != nil {
+		return err
+	}
+	digest, err := export(ctx, e, c, layers, out, m)
+	m.stop()
+	if err != nil || out == "-" {
+		return err
+	}
+	return f.print(struct {
+		Digest string `json:"digest"`
+		File   string `json:"file"`
+	}{digest, out}, "", [][]string{{out, digest}})
+}
+
+// export writes to a file, a directory or standard output. What is not whole does
+// not have the name that was asked for.
+func export(ctx context.Context, e *env, c *client.Client, layers []string, out string, m *meter) (digest string, err error) {
+	if out == "-" {
+		return c.ExportLayers(ctx, layers, e.stdout, m.set)
+	}
+	if _, err := os.Lstat(out); err == nil {
+		return "", dsec.Errorf(dsec.CodeConflict, "%s is there already", out)
+	}
+	part := out + ".part"
+	if strings.HasSuffix(out, ".tar") {
+		f, err := os.OpenFile(part, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o666)
+		if err != nil {
+			return "", err
+		}
+		defer func() { _ = os.Remove(part) }() // in vain once it has its name
+		digest, err = c.ExportLayers(ctx, layers, f, m.set)
+		if err = errors.Join(err, f.Close()); err != nil {
+			return "", err
+		}
+		return digest, os.Rename(part, out)
+	}
+	if err := os.Mkdir(part, 0o777); err != nil {
+		return "", err
+	}
+	defer func() { _ = os.RemoveAll(part) }()
+	r, w := io.Pipe()
+	unpacked := make(chan error, 1)
+	go func() {
+		err := unpackLayout(part, r)
+		_ = r.CloseWithError(err)
+		unpacked <- err
+	}()
+	digest, err = c.ExportLayers(ctx, layers, w, m.set)
+	_ = w.CloseWithError(err)
+	if uerr := <-unpacked; err == nil {
+		err = uerr
+	}
+	if err != nil {
+		return "", err
+	}
+	return digest, os.Rename(part, out)
+}
+
+// layoutName are the files of an OCI layout; what else a server sends is not
+// written anywhere.
+var layoutName = regexp.MustCompile(`^(?:oci-layout|index\.json|blobs/sha256/[0-9a-f]{64})$`)
+
+// unpackLayout unpacks the tar stream of an OCI layout, and checks its blobs.
+func unpackLayout(dir string, r io.Reader) error {
+	if err := os.MkdirAll(filepath.Join(dir, "blobs", "sha256"), 0o777); err != nil {
+		return err
+	}
+	for tr := tar.NewReader(r); ; {
+		hdr, err := tr.Next()
+		if err == io.EOF {
+			_, err = io.Copy(io.Discard, r) // what comes behind the end
+			return err
+		}
+		if err != nil {
+			return err
+		}
+		if hdr.Typeflag != tar.TypeReg || !layoutName.MatchString(hdr.Name) {
+			return fmt.Errorf("the server sent %.100q, which is no file of an OCI layout", hdr.Name)
+		}
+		f, err := os.OpenFile(filepath.Join(dir, hdr.Name), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o666)
+		if err != nil {
+			return err
+		}
+		h := sha256.New()
+		_, err = io.Copy(io.MultiWriter(f, h), tr)
+		if err = errors.Join(err, f.Close()); err != nil {
+			return err
+		}
+		if want, ok := strings.CutPrefix(hdr.Name, "blobs/sha256/"); ok && hex.EncodeToString(h.Sum(nil)) != want {
+			return fmt.Errorf("the server sent another blob than %s", want)
+		}
+	}
+}
