@@ -17,6 +17,7 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/layer"
+	"github.com/opendsec/dsec/internal/layer/lazy"
 )
 
 // version is set by the build.
@@ -61,6 +62,7 @@ func commands() []command {
 		{"version", "", "print the version", runVersion, false},
 		{layer.HelperVerb, "", "", runImportHelper, true},
 		{"launcher", "", "", runLauncher, true},
+		{lazy.Verb, "", "", runLayerd, true},
 	}
 }
 

@@ -317,8 +317,8 @@ func TestCrashOfBoth(t *testing.T) {
 			if !slices.Equal(b.lost, []string{f.image.Key}) {
 				t.Fatalf("lost: %v, want %q", b.lost, f.image.Key)
 			}
-			b.kill(t) // it did not settle it: the next one is told too
 			pidfd = layerdIn(t, cfg.RunDir)
+			b.kill(t) // it did not settle it: the next one is told too
 			_ = unix.PidfdSendSignal(pidfd, unix.SIGKILL, nil, 0)
 			ended(t, pidfd)
 

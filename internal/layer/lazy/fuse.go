@@ -118,9 +118,7 @@ var errInterrupted = errors.New("the reader was interrupted")
 // what it left unanswered is sent again. The error is then errNoResend where the
 // kernel, before 6.9, cannot.
 func newFUSEServer(c *cache, dev *os.File, again bool) (*fuseServer, error) {
-	s := &fuseServer{cache: c, log: c.log, dev: dev, calls: map[uint64]context.CancelCauseFunc{}}
-	s.buffers.New = func() any { b := make([]byte, 0, fuseMaxRead); return &b }
-	s.ctx, s.end = context.WithCancel(context.Background())
+	s := makeFUSEServer(c, dev)
 	if again {
 		h := fuse.OutHeader{Length: uint32(unsafe.Sizeof(fuse.OutHeader{})), Status: -int32(fuse.NOTIFY_RESEND)}
 		switch _, err := unix.Write(int(dev.Fd()), bytesOf(&h)); err {
@@ -134,6 +132,13 @@ func newFUSEServer(c *cache, dev *os.File, again bool) (*fuseServer, error) {
 	}
 	s.running.Go(s.serve)
 	return s, nil
+}
+
+func makeFUSEServer(c *cache, dev *os.File) *fuseServer {
+	s := &fuseServer{cache: c, log: c.log, dev: dev, calls: map[uint64]context.CancelCauseFunc{}}
+	s.buffers.New = func() any { b := make([]byte, fuseMaxRead); return &b }
+	s.ctx, s.end = context.WithCancel(context.Background())
+	return s
 }
 
 var errNoResend = errors.New("the kernel cannot send again what a dead FUSE server did not answer")

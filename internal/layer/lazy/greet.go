@@ -113,7 +113,7 @@ func receiveHolds(c *connection, n int) (map[string]hold, map[string]*os.File, e
 }
 
 func (s *server) configure(h *hello) error {
-	if s.store.URL == h.Store.URL && equalSecrets(s.store.Secrets, h.Store.Secrets) && s.loaded {
+	if s.store.URL == h.Store.URL && s.store.Requests == h.Store.Requests && equalSecrets(s.store.Secrets, h.Store.Secrets) && s.loaded {
 		s.cache.configure(nil, h.Limits)
 		return nil
 	}
