@@ -30,14 +30,14 @@ func openLazy(ctx context.Context, cfg *Config, blobs blob.Store, log *slog.Logg
 	secrets := map[string]string{secretFile: cfg.Layers.StoreCredentials}
 	if cfg.Layers.StoreCredentials == "" {
 		for _, name := range []string{"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"} {
-			if v, ok := os.LookupEnv(name); ok { //nolint:forbidigo // as openBlobs
+			if v, ok := os.LookupEnv(name); ok {
 				secrets[name] = v
 			}
 		}
 	}
 	c, err := lazy.Connect(ctx, lazy.Config{
 		RunDir: filepath.Join(cfg.RunDir, "layerd"), CacheDir: cfg.cacheDir(),
-		Store:    lazy.Store{URL: cfg.storeURL(), Secrets: secrets},
+		Store:    lazy.Store{URL: cfg.storeURL(), Secrets: secrets, Requests: int(cfg.Layers.StoreRequests)},
 		FrontEnd: lazy.FrontEnd(cfg.Layers.FrontEnd),
 		Limits:   lazy.Limits{CacheBytes: cfg.Layers.CacheBytes, RetryFor: cfg.Layers.RetryFor.Duration, Trace: cfg.Layers.Trace},
 		Log:      log.With("component", "layerd"),
@@ -53,12 +53,13 @@ func openLazy(ctx context.Context, cfg *Config, blobs blob.Store, log *slog.Logg
 // secretFile is the name of the file of credentials among a store's secrets.
 const secretFile = "file"
 
-// runLayerd serves data of layers; openLazy starts it.
+// runLayerd serves data of layers; openLazy starts it. What it needs of the
+// configuration comes over its socket.
 func runLayerd(ctx context.Context, _ *env, _ []string) error {
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
 	return lazy.Serve(ctx, lazy.ServerConfig{Log: log, Crash: crash(), OpenStore: func(ctx context.Context, s lazy.Store) (blob.Store, error) {
 		secret := func(name string) (string, bool) { v, ok := s.Secrets[name]; return v, ok }
-		return blob.Open(ctx, blobDrivers, s.URL, blob.Credentials{File: s.Secrets[secretFile], Env: secret}, blob.Options{})
+		return blob.Open(ctx, blobDrivers, s.URL, blob.Credentials{File: s.Secrets[secretFile], Env: secret}, blob.Options{Requests: s.Requests})
 	}})
 }
 

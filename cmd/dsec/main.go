@@ -62,8 +62,8 @@ func commands() []command {
 		{"config", "", "print the commented default configuration", runConfig, false},
 		{"version", "", "print the version", runVersion, false},
 		{layer.HelperVerb, "", "", runImportHelper, true},
-		{lazy.Verb, "", "", runLayerd, true},
 		{"launcher", "", "", runLauncher, true},
+		{lazy.Verb, "", "", runLayerd, true},
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"slices"
@@ -186,6 +187,9 @@ func (c *cache) configure(store blob.Store, limits Limits) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if store != nil {
+		if old, ok := c.store.(io.Closer); ok {
+			_ = old.Close() // what it has under way is repeated with the new one
+		}
 		c.store = store
 	}
 	c.limits = limits.withDefaults()

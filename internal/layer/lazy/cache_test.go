@@ -14,6 +14,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/testutil"
 )
 
 func TestEveryChunkIsFetchedOnceHoweverManyReadersAsk(t *testing.T) {
@@ -327,4 +328,47 @@ func TestNoWrongByte(t *testing.T) {
 		}
 		readers.Wait()
 	})
+}
+
+// A full disk: what FUSE serves comes from memory, what fanotify serves cannot.
+func TestAFullDisk(t *testing.T) {
+	testutil.Require(t, testutil.Root)
+	f := newFixture(t, 4<<20, 256<<10)
+	disk := testutil.SmallDisk(t, "size=2m")
+	if err := errors.Join(os.Remove(filepath.Join(f.dir, "cache")), os.Symlink(disk, filepath.Join(f.dir, "cache"))); err != nil {
+		t.Fatal(err)
+	}
+	c, events := f.cache(t, Limits{})
+	im := f.open(t, c, &f.image)
+	im.armed = true // nothing may go
+	check(t, c, im, f.truth, 0, im.Size)
+	if e := <-events; e.Kind != EventDegraded || e.Reason != errNoRoom.Error() {
+		t.Errorf("event %+v", e)
+	}
+	s := im.snapshot()
+	if s.Present == 0 || s.Present > 7 {
+		t.Errorf("%+v", s)
+	}
+	_ = os.Remove(filepath.Join(f.store.dir, "reads"))
+	for off := int64(3 << 20); off < im.Size; off += 64 << 10 {
+		check(t, c, im, f.truth, off, 64<<10)
+	}
+	for i, n := range f.store.fetched(t, &f.image) {
+		if n > 1 {
+			t.Errorf("chunk %d was fetched %d times for one reader", i, n)
+		}
+	}
+	if err := c.wait(t.Context(), im, Range{0, im.Size}); !errors.Is(err, errNoRoom) {
+		t.Errorf("%v, want %v", err, errNoRoom)
+	}
+	// What nobody uses makes room.
+	im.armed = false
+	image, truth := f.add(t, "second", 1<<20, 256<<10)
+	second := f.open(t, c, &image)
+	second.armed = true
+	if err := c.wait(t.Context(), second, Range{0, second.Size}); err != nil {
+		t.Error(err)
+	}
+	check(t, c, second, truth, 0, second.Size)
+	c.filling.Wait()
 }

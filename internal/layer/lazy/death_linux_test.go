@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -317,8 +318,8 @@ func TestCrashOfBoth(t *testing.T) {
 			if !slices.Equal(b.lost, []string{f.image.Key}) {
 				t.Fatalf("lost: %v, want %q", b.lost, f.image.Key)
 			}
-			b.kill(t) // it did not settle it: the next one is told too
 			pidfd = layerdIn(t, cfg.RunDir)
+			b.kill(t) // it did not settle it: the next one is told too
 			_ = unix.PidfdSendSignal(pidfd, unix.SIGKILL, nil, 0)
 			ended(t, pidfd)
 
@@ -348,4 +349,46 @@ func TestCrashOfBoth(t *testing.T) {
 			checkFile(t, file, f.truth, 0, f.image.Size)
 		})
 	}
+}
+
+// A FUSE connection that the kernel ends loses what it served, and another takes
+// its place.
+func TestCrashOfTheConnection(t *testing.T) {
+	testutil.Require(t, testutil.Root, testutil.Kernel(6, 14))
+	f := newFixture(t, 4<<20, MinChunk)
+	c := connect(t, f.config(t, FUSE))
+	file := openImageFile(t, c, f.image)
+	checkFile(t, file, f.truth, 0, 1000)
+	var st unix.Stat_t
+	if err := unix.Fstat(int(file.Fd()), &st); err != nil {
+		t.Fatal(err)
+	}
+	ctl := testutil.Dir(t)
+	if err := unix.Mount("none", ctl, "fusectl", 0, ""); err != nil {
+		t.Skipf("fusectl: %v", err)
+	}
+	defer func() {
+		if err := unix.Unmount(ctl, 0); err != nil {
+			t.Error(err)
+		}
+	}()
+	abort := filepath.Join(ctl, strconv.Itoa(int(unix.Minor(st.Dev))), "abort")
+	if err := os.WriteFile(abort, []byte("1"), 0); err != nil {
+		t.Fatal(err)
+	}
+	for e := range c.Events() {
+		if e.Kind == EventLost {
+			break
+		}
+	}
+	if n, err := file.ReadAt(make([]byte, 100), 3<<20); err == nil {
+		t.Errorf("read %d bytes of what is lost", n)
+	}
+	if lost := c.Lost(); !slices.Equal(lost, []string{f.image.Key}) {
+		t.Errorf("lost: %v", lost)
+	}
+	if err := c.Settle(t.Context(), f.image.Key); err != nil {
+		t.Fatal(err)
+	}
+	checkFile(t, openImageFile(t, c, f.image), f.truth, 0, f.image.Size)
 }

@@ -124,12 +124,12 @@ func parseSlot(b []byte) (e accessEvent, ok bool) {
 	if binary.NativeEndian.Uint32(b) == 0 {
 		return e, false
 	}
-	m := (*unix.FanotifyEventMetadata)(unsafe.Pointer(&b[0]))
-	e.fd = m.Fd
-	e.image = binary.NativeEndian.Uint64(b[slotName:])
+	// struct fanotify_event_metadata, then struct fanotify_event_info_range
+	e.fd = int32(binary.NativeEndian.Uint32(b[16:]))
 	e.r = Range{int64(binary.NativeEndian.Uint64(b[32:])), int64(binary.NativeEndian.Uint64(b[40:]))}
-	e.broken = m.Event_len != eventSize || m.Vers != unix.FANOTIFY_METADATA_VERSION || m.Mask&unix.FAN_PRE_ACCESS == 0 ||
-		b[24] != unix.FAN_EVENT_INFO_TYPE_RANGE || e.r.Offset < 0
+	e.image = binary.NativeEndian.Uint64(b[slotName:])
+	e.broken = binary.NativeEndian.Uint32(b) != eventSize || b[4] != unix.FANOTIFY_METADATA_VERSION ||
+		binary.NativeEndian.Uint64(b[8:])&unix.FAN_PRE_ACCESS == 0 || b[24] != unix.FAN_EVENT_INFO_TYPE_RANGE || e.r.Offset < 0
 	if e.r.Length <= 0 && !e.broken { // to the end of the file
 		e.r.Length = maxImage
 	}

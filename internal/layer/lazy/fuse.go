@@ -101,6 +101,7 @@ type fuseServer struct {
 	cache *cache
 	log   *slog.Logger
 	dev   *os.File
+	gone  func() // called where the connection was ended by the kernel
 
 	mu    sync.Mutex
 	calls map[uint64]context.CancelCauseFunc // reads under way, by the request's number
@@ -115,19 +116,22 @@ type fuseServer struct {
 var errInterrupted = errors.New("the reader was interrupted")
 
 // newFUSEServer begins to answer. With again, another process answered before:
-// what it left unanswered is sent again. The error is then errNoResend where the
-// kernel, before 6.9, cannot.
-func newFUSEServer(c *cache, dev *os.File, again bool) (*fuseServer, error) {
-	s := &fuseServer{cache: c, log: c.log, dev: dev, calls: map[uint64]context.CancelCauseFunc{}}
-	s.buffers.New = func() any { b := make([]byte, 0, fuseMaxRead); return &b }
-	s.ctx, s.end = context.WithCancel(context.Background())
+// what it left unanswered is sent again. The error is then errCutOff where the
+// kernel, before 6.9, cannot do that, or has ended the connection.
+func newFUSEServer(c *cache, dev *os.File, again bool, gone func(*fuseServer)) (*fuseServer, error) {
+	s := makeFUSEServer(c, dev)
+	s.gone = func() { gone(s) }
 	if again {
+		p := []unix.PollFd{{Fd: int32(dev.Fd())}}
+		if n, err := unix.Poll(p, 0); err == nil && n > 0 && p[0].Revents&unix.POLLERR != 0 {
+			return nil, errCutOff
+		}
 		h := fuse.OutHeader{Length: uint32(unsafe.Sizeof(fuse.OutHeader{})), Status: -int32(fuse.NOTIFY_RESEND)}
 		switch _, err := unix.Write(int(dev.Fd()), bytesOf(&h)); err {
 		case nil:
 		case unix.EPERM: // the kernel has not even begun: there was no answer to its greeting
 		case unix.EINVAL:
-			return nil, errNoResend
+			return nil, errCutOff
 		default:
 			return nil, fmt.Errorf("fuse: send again: %w", err)
 		}
@@ -136,7 +140,14 @@ func newFUSEServer(c *cache, dev *os.File, again bool) (*fuseServer, error) {
 	return s, nil
 }
 
-var errNoResend = errors.New("the kernel cannot send again what a dead FUSE server did not answer")
+func makeFUSEServer(c *cache, dev *os.File) *fuseServer {
+	s := &fuseServer{cache: c, log: c.log, dev: dev, calls: map[uint64]context.CancelCauseFunc{}}
+	s.buffers.New = func() any { b := make([]byte, fuseMaxRead); return &b }
+	s.ctx, s.end = context.WithCancel(context.Background())
+	return s
+}
+
+var errCutOff = errors.New("the FUSE connection cannot be taken over")
 
 // bytesOf shows a structure of the protocol as its bytes.
 func bytesOf[T any](v *T) []byte { return unsafe.Slice((*byte)(unsafe.Pointer(v)), unsafe.Sizeof(*v)) }
@@ -161,13 +172,16 @@ func (s *fuseServer) serve() {
 			return errno != unix.EAGAIN
 		})
 		switch {
-		case err != nil: // closed
+		case s.ctx.Err() != nil:
+			return
+		case err != nil: // of the poller: the connection reports an error of its own
+			s.log.Error("fuse connection ends", "error", err)
+			s.gone()
 			return
 		case errno == unix.EINTR || errno == unix.ENOENT: // a request that was given up
 		case errno != nil:
-			if errno != unix.ENODEV { // the last file and mount are gone
-				s.log.Error("fuse connection ends", "error", errno)
-			}
+			s.log.Error("fuse connection ends", "error", errno) // ENODEV: it was cut off
+			s.gone()
 			return
 		default:
 			s.cache.crash("fuse.taken")

@@ -113,7 +113,7 @@ func receiveHolds(c *connection, n int) (map[string]hold, map[string]*os.File, e
 }
 
 func (s *server) configure(h *hello) error {
-	if s.store.URL == h.Store.URL && equalSecrets(s.store.Secrets, h.Store.Secrets) && s.loaded {
+	if s.store.URL == h.Store.URL && s.store.Requests == h.Store.Requests && equalSecrets(s.store.Secrets, h.Store.Secrets) && s.loaded {
 		s.cache.configure(nil, h.Limits)
 		return nil
 	}
@@ -217,13 +217,49 @@ func (s *server) forget(im *image) {
 	}
 }
 
+// startFUSE begins to answer FUSE requests. A connection that cannot be taken over
+// is given up, and what is served by it is lost; the client makes another.
 func (s *server) startFUSE(dev, mnt *os.File, again bool) error {
-	f, err := newFUSEServer(s.cache, dev, again)
+	f, err := newFUSEServer(s.cache, dev, again, func(f *fuseServer) { s.janitor.Go(func() { s.fuseGone(f) }) })
+	if errors.Is(err, errCutOff) {
+		closeFiles(some(dev, mnt))
+		s.loseFUSE()
+		return nil
+	}
 	if err != nil {
 		return err
 	}
 	s.dev, s.mnt, s.fuse = dev, mnt, f
 	return nil
+}
+
+// fuseGone gives up a connection that the kernel has ended. The client comes again,
+// and is told what is lost.
+func (s *server) fuseGone(f *fuseServer) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.fuse != f {
+		return
+	}
+	f.close()
+	closeFiles(some(s.dev, s.mnt))
+	s.dev, s.mnt, s.fuse = nil, nil, nil
+	s.loseFUSE()
+	if s.calls != nil {
+		s.calls.c.close()
+	}
+}
+
+// loseFUSE notes that what FUSE serves is lost. s.mu is held.
+func (s *server) loseFUSE() {
+	for _, im := range s.cache.all() {
+		im.mu.Lock()
+		if im.inUse && !im.armed {
+			im.lost = true
+			s.lost[im.Key] = true
+		}
+		im.mu.Unlock()
+	}
 }
 
 // welcome is the answer to a greeting: all descriptors, and all that is served.

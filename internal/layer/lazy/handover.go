@@ -77,10 +77,15 @@ func (c *Client) welcome(conn *connection, h *hello, files []*os.File) error {
 		}
 	}
 	c.lost = h.Lost
+	if c.cfg.FrontEnd == FUSE && dev == nil { // it was cut off
+		return errors.Join(errNoFUSE, c.makeDescriptors())
+	}
 	c.conn = conn
 	close(c.up)
 	return nil
 }
+
+var errNoFUSE = errors.New("the FUSE connection was cut off")
 
 // choose finds the front end.
 func (c *Client) choose() error {

@@ -44,8 +44,9 @@ var CrashSteps = []string{
 
 // Store says where the bytes of images are.
 type Store struct {
-	URL     string
-	Secrets map[string]string `json:",omitempty"` // what opening it takes beside the URL
+	URL      string
+	Secrets  map[string]string `json:",omitempty"` // its keys, by the names that blob.Credentials looks up
+	Requests int               `json:",omitempty"` // most at once; 0: the store's default
 }
 
 // ServerConfig is what layerd has of the program that it is part of.
@@ -247,6 +248,9 @@ func (s *server) talk(c *connection, conn *net.UnixConn) error {
 		s.mu.Lock()
 		s.calls = nil
 		s.mu.Unlock()
+		if s.mayStop() == nil { // the next client starts one, if it comes
+			s.stop()
+		}
 	}()
 	for {
 		m, files, err := c.receive()
