@@ -114,3 +114,24 @@ func (c *Client) ExportLayers(ctx context.Context, namesOrDigests []string, w io
 	}
 	return digest, nil
 }
+
+// PrefetchLayer brings a layer, by name or digest, to every node that is ready, so
+// that the first reads in a sandbox wait for nothing. progress, where set, is called
+// now and then with how many bytes are there, of how many on all nodes together.
+func (c *Client) PrefetchLayer(ctx context.Context, name string, progress func(bytes, size int64)) error {
+	const procedure = dsecv1connect.LayerServicePrefetchLayerProcedure
+	stream, err := c.layer.PrefetchLayer(ctx, connect.NewRequest(&dsecv1.PrefetchLayerRequest{Name: name}))
+	if err != nil {
+		return c.typed(err, procedure)
+	}
+	defer func() { _ = stream.Close() }()
+	for stream.Receive() {
+		if progress != nil {
+			progress(stream.Msg().Bytes, stream.Msg().Size)
+		}
+	}
+	if err := stream.Err(); err != nil {
+		return c.typed(err, procedure)
+	}
+	return nil
+}

@@ -149,6 +149,16 @@ func readOnDemand(t *testing.T, env ...string) {
 		t.Errorf("%d bytes are on the disk when all were read", used)
 	}
 
+	load("whole")
+	check(t, c.client(t).PrefetchLayer(t.Context(), "whole", func(bytes, size int64) {
+		if bytes < 0 || bytes > size || size < 24<<20 {
+			t.Errorf("prefetched %d of %d bytes", bytes, size)
+		}
+	}))
+	if used := diskUse(t, cache); used < 2*size {
+		t.Errorf("%d bytes are on the disk after a prefetch", used)
+	}
+
 	part := create("two")
 	if _, o, err := part.Command("/bin/head", "-c", "1", "/big").Output(t.Context()); err != nil || o.Code != 0 {
 		t.Fatal(o, err)

@@ -70,13 +70,14 @@ var rows = map[string]row{
 	dsecv1connect.FileServiceDownloadProcedure: {body: `{"sandboxId":"%s","path":{"path":"/f"}}`, field: "sandbox_id"},
 	dsecv1connect.FileServiceUploadProcedure:   {body: `{"open":{"sandboxId":"%s","path":{"path":"/u"}}}`, field: "open.sandbox_id"},
 
-	dsecv1connect.LayerServiceImportLayerProcedure:  {body: `{"open":{"name":"x"}}`},
-	dsecv1connect.LayerServicePullLayerProcedure:    {body: `{"name":"x","ref":"no reference"}`},
-	dsecv1connect.LayerServiceExportLayerProcedure:  {body: `{"layers":["none"]}`},
-	dsecv1connect.LayerServiceListLayersProcedure:   {body: `{}`},
-	dsecv1connect.LayerServiceInspectLayerProcedure: {body: `{"name":"none"}`},
-	dsecv1connect.LayerServiceTagLayerProcedure:     {body: `{"name":"none","newName":"n"}`},
-	dsecv1connect.LayerServiceRemoveLayerProcedure:  {body: `{"name":"none"}`},
+	dsecv1connect.LayerServiceImportLayerProcedure:   {body: `{"open":{"name":"x"}}`},
+	dsecv1connect.LayerServicePullLayerProcedure:     {body: `{"name":"x","ref":"no reference"}`},
+	dsecv1connect.LayerServiceExportLayerProcedure:   {body: `{"layers":["none"]}`},
+	dsecv1connect.LayerServicePrefetchLayerProcedure: {body: `{"name":"none"}`},
+	dsecv1connect.LayerServiceListLayersProcedure:    {body: `{}`},
+	dsecv1connect.LayerServiceInspectLayerProcedure:  {body: `{"name":"none"}`},
+	dsecv1connect.LayerServiceTagLayerProcedure:      {body: `{"name":"none","newName":"n"}`},
+	dsecv1connect.LayerServiceRemoveLayerProcedure:   {body: `{"name":"none"}`},
 
 	dsecv1connect.AdminServiceCreateKeyProcedure:     {body: `{"project":"z"}`, admin: true},
 	dsecv1connect.AdminServiceListKeysProcedure:      {body: `{}`, admin: true},
@@ -93,6 +94,7 @@ var mayFail = map[string]dsec.Code{
 	dsecv1connect.LayerServiceImportLayerProcedure:        dsec.CodeInvalid, // an empty archive
 	dsecv1connect.LayerServicePullLayerProcedure:          dsec.CodeInvalid,
 	dsecv1connect.LayerServiceExportLayerProcedure:        dsec.CodeNotFound,
+	dsecv1connect.LayerServicePrefetchLayerProcedure:      dsec.CodeNotFound,
 	dsecv1connect.AdminServiceRevokeKeyProcedure:          dsec.CodeNotFound,
 	dsecv1connect.SessionServiceInterruptCommandProcedure: dsec.CodeConflict, // it runs none
 }

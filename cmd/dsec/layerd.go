@@ -65,7 +65,12 @@ func runLayerd(ctx context.Context, _ *env, _ []string) error {
 
 // Open implements layer.Lazy.
 func (l *lazyFiles) Open(ctx context.Context, f layer.LazyFile) (*os.File, error) {
-	return l.Client.Open(ctx, lazy.Image{Key: f.Key, Size: f.Size, ChunkSize: f.ChunkSize, Hashes: f.Hashes})
+	return l.Client.Open(ctx, lazy.Image(f))
+}
+
+// Prefetch implements layer.Lazy.
+func (l *lazyFiles) Prefetch(ctx context.Context, f layer.LazyFile, progress func(done, total int64)) error {
+	return l.Client.Prefetch(ctx, lazy.Image(f), nil, func(p lazy.Progress) { progress(p.Done, p.Total) })
 }
 
 // releaseTimeout is how long layerd may take to answer.

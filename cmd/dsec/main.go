@@ -52,6 +52,7 @@ func commands() []command {
 		{"layer inspect", "NAME", "show all that is known of a layer", runLayerInspect, false},
 		{"layer tag", "[flags] NAME NEW-NAME", "give a layer one more name", runLayerTag, false},
 		{"layer remove", "NAME...", "remove names of layers", runLayerRemove, false},
+		{"layer prefetch", "[flags] NAME...", "bring layers to every node before they are used", runLayerPrefetch, false},
 		{"layer gc", "[flags]", "remove layers from the store that nothing refers to", runLayerGC, false},
 		{"key create", "--project NAME [flags]", "make an API key; shows its secret once", runKeyCreate, false},
 		{"key list", "", "list API keys", runKeyList, false},

@@ -8,7 +8,6 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/opendsec/dsec"
-	"github.com/opendsec/dsec/internal/watcher"
 	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
 )
 
@@ -67,16 +66,6 @@ func (l layerService) give(ctx context.Context, project, name string, t, old tag
 		l.drop(ctx, old.Digest)
 	}
 	return nil
-}
-
-// builder is any edge that answers: all share the store.
-func (s *Server) builder() (*watcher.Edge, error) {
-	for _, n := range s.edges.Nodes() {
-		if e, ok := s.edges.Edge(n.ID); ok && n.Healthy && !n.Draining {
-			return e, nil
-		}
-	}
-	return nil, dsec.Errorf(dsec.CodeUnavailable, "no node is ready")
 }
 
 func (l layerService) ListLayers(ctx context.Context, _ *connect.Request[dsecv1.ListLayersRequest]) (*connect.Response[dsecv1.ListLayersResponse], error) {

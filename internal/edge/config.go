@@ -101,6 +101,8 @@ type Layers interface {
 	Hold(ctx context.Context, digest string) (release func(), err error)
 	// Open opens what a held layer is mounted from, as backend.Layer's.
 	Open(ctx context.Context, digest string) ([]*os.File, error)
+	// Prefetch brings a layer to this node.
+	Prefetch(ctx context.Context, digest string, progress func(done, total int64)) error
 	// Release says that what Open gave is not mounted any more.
 	Release(digest string)
 	// Lost are the layers whose readers may have got other bytes, until Settle says

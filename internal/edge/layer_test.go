@@ -85,6 +85,8 @@ func (l *layers) Build(_ context.Context, opt layer.BuildOptions, r io.Reader) (
 	return m, []string{"selected " + opt.Select}, nil
 }
 
+func (l *layers) Prefetch(context.Context, string, func(done, total int64)) error { return nil }
+
 func (l *layers) Release(string) {}
 
 func (l *layers) Lost() []string {

@@ -227,11 +227,47 @@ func (s *Store) openData(ctx context.Context, meta Meta) (*os.File, error) {
 	if s.opt.Lazy == nil {
 		return nil, dsec.Errorf(dsec.CodeUnsupported, "this node cannot read from this layer store")
 	}
+	f, err := s.lazyFile(meta)
+	if err != nil {
+		return nil, err
+	}
+	return s.opt.Lazy.Open(ctx, f)
+}
+
+// lazyFile is the data of a layer as Lazy knows it.
+func (s *Store) lazyFile(meta Meta) (LazyFile, error) {
 	hashes, err := os.ReadFile(s.file(meta.Digest, chunksExt))
 	if err != nil {
-		return nil, storeError("read chunks", err)
+		return LazyFile{}, storeError("read chunks", err)
 	}
-	return s.opt.Lazy.Open(ctx, LazyFile{Key: key, Size: meta.DataSize, ChunkSize: meta.ChunkSize, Hashes: hashes})
+	return LazyFile{Key: blobKey(meta.Digest, partData), Size: meta.DataSize, ChunkSize: meta.ChunkSize, Hashes: hashes}, nil
+}
+
+// Prefetch brings a layer to this node: its index, and its data unless the kernel
+// reads them from the store by itself. progress is called with bytes that are here.
+func (s *Store) Prefetch(ctx context.Context, digest string, progress func(done, total int64)) error {
+	release, err := s.Hold(ctx, digest)
+	if err != nil {
+		return err
+	}
+	defer release()
+	meta, err := s.Get(ctx, digest)
+	if err != nil {
+		return err
+	}
+	if _, direct := s.blobs.(blob.Opener); direct && !s.opt.Verify || s.opt.Lazy == nil || meta.old != nil || meta.DataSize == 0 {
+		progress(meta.Size, meta.Size)
+		return nil
+	}
+	f, err := s.lazyFile(meta)
+	if err != nil {
+		return err
+	}
+	err = s.opt.Lazy.Prefetch(ctx, f, func(done, _ int64) { progress(meta.IndexSize+min(done, meta.DataSize), meta.Size) })
+	if err == nil {
+		progress(meta.Size, meta.Size)
+	}
+	return err
 }
 
 // Release says that what Open gave is neither open nor mounted any more.

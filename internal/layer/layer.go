@@ -125,6 +125,8 @@ type Lazy interface {
 	// Open gives a file that reads as the blob. Each chunk is held against its hash
 	// before any reader sees it.
 	Open(ctx context.Context, f LazyFile) (*os.File, error)
+	// Prefetch brings the whole of the file to this node, which need not be open.
+	Prefetch(ctx context.Context, f LazyFile, progress func(done, total int64)) error
 	// Release says that the file is neither open nor mounted any more.
 	Release(key string)
 	// Lost are the keys of files that were open when what filled them died, so that

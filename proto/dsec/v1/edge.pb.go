@@ -736,7 +736,7 @@ const file_dsec_v1_edge_proto_rawDesc = "" +
 	"\x12SweepLayersRequest\x12+\n" +
 	"\x03age\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x03age\"C\n" +
 	"\x13SweepLayersResponse\x12,\n" +
-	"\x06layers\x18\x01 \x03(\v2\x14.dsec.v1.StoredLayerR\x06layers2\x88\b\n" +
+	"\x06layers\x18\x01 \x03(\v2\x14.dsec.v1.StoredLayerR\x06layers2\xdf\b\n" +
 	"\vEdgeService\x128\n" +
 	"\x04Info\x12\x14.dsec.v1.InfoRequest\x1a\x15.dsec.v1.InfoResponse\"\x03\x90\x02\x02\x12T\n" +
 	"\x0fCreateSandboxes\x12\x1f.dsec.v1.CreateSandboxesRequest\x1a .dsec.v1.CreateSandboxesResponse\x12M\n" +
@@ -751,7 +751,8 @@ const file_dsec_v1_edge_proto_rawDesc = "" +
 	"BuildLayer\x12\x1b.dsec.v1.ImportLayerRequest\x1a\x1c.dsec.v1.ImportLayerResponse\"\x03\x90\x02\x02(\x01\x12M\n" +
 	"\fResolveImage\x12\x19.dsec.v1.PullLayerRequest\x1a\x1d.dsec.v1.ResolveImageResponse\"\x03\x90\x02\x02\x12I\n" +
 	"\tPullLayer\x12\x19.dsec.v1.PullLayerRequest\x1a\x1a.dsec.v1.PullLayerResponse\"\x03\x90\x02\x020\x01\x12O\n" +
-	"\vExportLayer\x12\x1b.dsec.v1.ExportLayerRequest\x1a\x1c.dsec.v1.ExportLayerResponse\"\x03\x90\x02\x020\x01\x12G\n" +
+	"\vExportLayer\x12\x1b.dsec.v1.ExportLayerRequest\x1a\x1c.dsec.v1.ExportLayerResponse\"\x03\x90\x02\x020\x01\x12U\n" +
+	"\rPrefetchLayer\x12\x1d.dsec.v1.PrefetchLayerRequest\x1a\x1e.dsec.v1.PrefetchLayerResponse\"\x03\x90\x02\x020\x01\x12G\n" +
 	"\tDropLayer\x12\x19.dsec.v1.DropLayerRequest\x1a\x1a.dsec.v1.DropLayerResponse\"\x03\x90\x02\x02\x12M\n" +
 	"\vSweepLayers\x12\x1b.dsec.v1.SweepLayersRequest\x1a\x1c.dsec.v1.SweepLayersResponse\"\x03\x90\x02\x02B/Z-github.com/opendsec/dsec/proto/dsec/v1;dsecv1b\x06proto3"
 
@@ -796,14 +797,16 @@ var file_dsec_v1_edge_proto_goTypes = []any{
 	(*ImportLayerRequest)(nil),      // 24: dsec.v1.ImportLayerRequest
 	(*PullLayerRequest)(nil),        // 25: dsec.v1.PullLayerRequest
 	(*ExportLayerRequest)(nil),      // 26: dsec.v1.ExportLayerRequest
-	(*GetResponse)(nil),             // 27: dsec.v1.GetResponse
-	(*ListResponse)(nil),            // 28: dsec.v1.ListResponse
-	(*KillResponse)(nil),            // 29: dsec.v1.KillResponse
-	(*ExtendResponse)(nil),          // 30: dsec.v1.ExtendResponse
-	(*UsageResponse)(nil),           // 31: dsec.v1.UsageResponse
-	(*ImportLayerResponse)(nil),     // 32: dsec.v1.ImportLayerResponse
-	(*PullLayerResponse)(nil),       // 33: dsec.v1.PullLayerResponse
-	(*ExportLayerResponse)(nil),     // 34: dsec.v1.ExportLayerResponse
+	(*PrefetchLayerRequest)(nil),    // 27: dsec.v1.PrefetchLayerRequest
+	(*GetResponse)(nil),             // 28: dsec.v1.GetResponse
+	(*ListResponse)(nil),            // 29: dsec.v1.ListResponse
+	(*KillResponse)(nil),            // 30: dsec.v1.KillResponse
+	(*ExtendResponse)(nil),          // 31: dsec.v1.ExtendResponse
+	(*UsageResponse)(nil),           // 32: dsec.v1.UsageResponse
+	(*ImportLayerResponse)(nil),     // 33: dsec.v1.ImportLayerResponse
+	(*PullLayerResponse)(nil),       // 34: dsec.v1.PullLayerResponse
+	(*ExportLayerResponse)(nil),     // 35: dsec.v1.ExportLayerResponse
+	(*PrefetchLayerResponse)(nil),   // 36: dsec.v1.PrefetchLayerResponse
 }
 var file_dsec_v1_edge_proto_depIdxs = []int32{
 	2,  // 0: dsec.v1.InfoResponse.backends:type_name -> dsec.v1.BackendInfo
@@ -827,24 +830,26 @@ var file_dsec_v1_edge_proto_depIdxs = []int32{
 	25, // 18: dsec.v1.EdgeService.ResolveImage:input_type -> dsec.v1.PullLayerRequest
 	25, // 19: dsec.v1.EdgeService.PullLayer:input_type -> dsec.v1.PullLayerRequest
 	26, // 20: dsec.v1.EdgeService.ExportLayer:input_type -> dsec.v1.ExportLayerRequest
-	9,  // 21: dsec.v1.EdgeService.DropLayer:input_type -> dsec.v1.DropLayerRequest
-	11, // 22: dsec.v1.EdgeService.SweepLayers:input_type -> dsec.v1.SweepLayersRequest
-	1,  // 23: dsec.v1.EdgeService.Info:output_type -> dsec.v1.InfoResponse
-	5,  // 24: dsec.v1.EdgeService.CreateSandboxes:output_type -> dsec.v1.CreateSandboxesResponse
-	7,  // 25: dsec.v1.EdgeService.FindRequest:output_type -> dsec.v1.FindRequestResponse
-	27, // 26: dsec.v1.EdgeService.GetSandbox:output_type -> dsec.v1.GetResponse
-	28, // 27: dsec.v1.EdgeService.ListSandboxes:output_type -> dsec.v1.ListResponse
-	29, // 28: dsec.v1.EdgeService.KillSandbox:output_type -> dsec.v1.KillResponse
-	30, // 29: dsec.v1.EdgeService.ExtendSandbox:output_type -> dsec.v1.ExtendResponse
-	31, // 30: dsec.v1.EdgeService.GetUsage:output_type -> dsec.v1.UsageResponse
-	32, // 31: dsec.v1.EdgeService.BuildLayer:output_type -> dsec.v1.ImportLayerResponse
-	8,  // 32: dsec.v1.EdgeService.ResolveImage:output_type -> dsec.v1.ResolveImageResponse
-	33, // 33: dsec.v1.EdgeService.PullLayer:output_type -> dsec.v1.PullLayerResponse
-	34, // 34: dsec.v1.EdgeService.ExportLayer:output_type -> dsec.v1.ExportLayerResponse
-	10, // 35: dsec.v1.EdgeService.DropLayer:output_type -> dsec.v1.DropLayerResponse
-	12, // 36: dsec.v1.EdgeService.SweepLayers:output_type -> dsec.v1.SweepLayersResponse
-	23, // [23:37] is the sub-list for method output_type
-	9,  // [9:23] is the sub-list for method input_type
+	27, // 21: dsec.v1.EdgeService.PrefetchLayer:input_type -> dsec.v1.PrefetchLayerRequest
+	9,  // 22: dsec.v1.EdgeService.DropLayer:input_type -> dsec.v1.DropLayerRequest
+	11, // 23: dsec.v1.EdgeService.SweepLayers:input_type -> dsec.v1.SweepLayersRequest
+	1,  // 24: dsec.v1.EdgeService.Info:output_type -> dsec.v1.InfoResponse
+	5,  // 25: dsec.v1.EdgeService.CreateSandboxes:output_type -> dsec.v1.CreateSandboxesResponse
+	7,  // 26: dsec.v1.EdgeService.FindRequest:output_type -> dsec.v1.FindRequestResponse
+	28, // 27: dsec.v1.EdgeService.GetSandbox:output_type -> dsec.v1.GetResponse
+	29, // 28: dsec.v1.EdgeService.ListSandboxes:output_type -> dsec.v1.ListResponse
+	30, // 29: dsec.v1.EdgeService.KillSandbox:output_type -> dsec.v1.KillResponse
+	31, // 30: dsec.v1.EdgeService.ExtendSandbox:output_type -> dsec.v1.ExtendResponse
+	32, // 31: dsec.v1.EdgeService.GetUsage:output_type -> dsec.v1.UsageResponse
+	33, // 32: dsec.v1.EdgeService.BuildLayer:output_type -> dsec.v1.ImportLayerResponse
+	8,  // 33: dsec.v1.EdgeService.ResolveImage:output_type -> dsec.v1.ResolveImageResponse
+	34, // 34: dsec.v1.EdgeService.PullLayer:output_type -> dsec.v1.PullLayerResponse
+	35, // 35: dsec.v1.EdgeService.ExportLayer:output_type -> dsec.v1.ExportLayerResponse
+	36, // 36: dsec.v1.EdgeService.PrefetchLayer:output_type -> dsec.v1.PrefetchLayerResponse
+	10, // 37: dsec.v1.EdgeService.DropLayer:output_type -> dsec.v1.DropLayerResponse
+	12, // 38: dsec.v1.EdgeService.SweepLayers:output_type -> dsec.v1.SweepLayersResponse
+	24, // [24:39] is the sub-list for method output_type
+	9,  // [9:24] is the sub-list for method input_type
 	9,  // [9:9] is the sub-list for extension type_name
 	9,  // [9:9] is the sub-list for extension extendee
 	0,  // [0:9] is the sub-list for field type_name

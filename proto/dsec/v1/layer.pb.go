@@ -1138,6 +1138,105 @@ func (x *ListLayersResponse) GetLayers() []*Layer {
 	return nil
 }
 
+type PrefetchLayerRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// name:tag or digest.
+	Name          string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PrefetchLayerRequest) Reset() {
+	*x = PrefetchLayerRequest{}
+	mi := &file_dsec_v1_layer_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PrefetchLayerRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PrefetchLayerRequest) ProtoMessage() {}
+
+func (x *PrefetchLayerRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_layer_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PrefetchLayerRequest.ProtoReflect.Descriptor instead.
+func (*PrefetchLayerRequest) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *PrefetchLayerRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type PrefetchLayerResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Of the layer on all nodes, of size. What the kernel reads from the store by itself
+	// counts as there.
+	Bytes         int64 `protobuf:"varint,1,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	Size          int64 `protobuf:"varint,2,opt,name=size,proto3" json:"size,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PrefetchLayerResponse) Reset() {
+	*x = PrefetchLayerResponse{}
+	mi := &file_dsec_v1_layer_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PrefetchLayerResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PrefetchLayerResponse) ProtoMessage() {}
+
+func (x *PrefetchLayerResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_layer_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PrefetchLayerResponse.ProtoReflect.Descriptor instead.
+func (*PrefetchLayerResponse) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *PrefetchLayerResponse) GetBytes() int64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *PrefetchLayerResponse) GetSize() int64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
 type InspectLayerRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// name:tag or digest.
@@ -1148,7 +1247,7 @@ type InspectLayerRequest struct {
 
 func (x *InspectLayerRequest) Reset() {
 	*x = InspectLayerRequest{}
-	mi := &file_dsec_v1_layer_proto_msgTypes[16]
+	mi := &file_dsec_v1_layer_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1160,7 +1259,7 @@ func (x *InspectLayerRequest) String() string {
 func (*InspectLayerRequest) ProtoMessage() {}
 
 func (x *InspectLayerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_layer_proto_msgTypes[16]
+	mi := &file_dsec_v1_layer_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1173,7 +1272,7 @@ func (x *InspectLayerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectLayerRequest.ProtoReflect.Descriptor instead.
 func (*InspectLayerRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{16}
+	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *InspectLayerRequest) GetName() string {
@@ -1193,7 +1292,7 @@ type InspectLayerResponse struct {
 
 func (x *InspectLayerResponse) Reset() {
 	*x = InspectLayerResponse{}
-	mi := &file_dsec_v1_layer_proto_msgTypes[17]
+	mi := &file_dsec_v1_layer_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1205,7 +1304,7 @@ func (x *InspectLayerResponse) String() string {
 func (*InspectLayerResponse) ProtoMessage() {}
 
 func (x *InspectLayerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_layer_proto_msgTypes[17]
+	mi := &file_dsec_v1_layer_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1218,7 +1317,7 @@ func (x *InspectLayerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectLayerResponse.ProtoReflect.Descriptor instead.
 func (*InspectLayerResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{17}
+	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *InspectLayerResponse) GetLayer() *Layer {
@@ -1249,7 +1348,7 @@ type TagLayerRequest struct {
 
 func (x *TagLayerRequest) Reset() {
 	*x = TagLayerRequest{}
-	mi := &file_dsec_v1_layer_proto_msgTypes[18]
+	mi := &file_dsec_v1_layer_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1261,7 +1360,7 @@ func (x *TagLayerRequest) String() string {
 func (*TagLayerRequest) ProtoMessage() {}
 
 func (x *TagLayerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_layer_proto_msgTypes[18]
+	mi := &file_dsec_v1_layer_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1274,7 +1373,7 @@ func (x *TagLayerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TagLayerRequest.ProtoReflect.Descriptor instead.
 func (*TagLayerRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{18}
+	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *TagLayerRequest) GetName() string {
@@ -1307,7 +1406,7 @@ type TagLayerResponse struct {
 
 func (x *TagLayerResponse) Reset() {
 	*x = TagLayerResponse{}
-	mi := &file_dsec_v1_layer_proto_msgTypes[19]
+	mi := &file_dsec_v1_layer_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1319,7 +1418,7 @@ func (x *TagLayerResponse) String() string {
 func (*TagLayerResponse) ProtoMessage() {}
 
 func (x *TagLayerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_layer_proto_msgTypes[19]
+	mi := &file_dsec_v1_layer_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1332,7 +1431,7 @@ func (x *TagLayerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TagLayerResponse.ProtoReflect.Descriptor instead.
 func (*TagLayerResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{19}
+	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *TagLayerResponse) GetLayer() *Layer {
@@ -1352,7 +1451,7 @@ type RemoveLayerRequest struct {
 
 func (x *RemoveLayerRequest) Reset() {
 	*x = RemoveLayerRequest{}
-	mi := &file_dsec_v1_layer_proto_msgTypes[20]
+	mi := &file_dsec_v1_layer_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1364,7 +1463,7 @@ func (x *RemoveLayerRequest) String() string {
 func (*RemoveLayerRequest) ProtoMessage() {}
 
 func (x *RemoveLayerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_layer_proto_msgTypes[20]
+	mi := &file_dsec_v1_layer_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1377,7 +1476,7 @@ func (x *RemoveLayerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveLayerRequest.ProtoReflect.Descriptor instead.
 func (*RemoveLayerRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{20}
+	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *RemoveLayerRequest) GetName() string {
@@ -1395,7 +1494,7 @@ type RemoveLayerResponse struct {
 
 func (x *RemoveLayerResponse) Reset() {
 	*x = RemoveLayerResponse{}
-	mi := &file_dsec_v1_layer_proto_msgTypes[21]
+	mi := &file_dsec_v1_layer_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1407,7 +1506,7 @@ func (x *RemoveLayerResponse) String() string {
 func (*RemoveLayerResponse) ProtoMessage() {}
 
 func (x *RemoveLayerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_layer_proto_msgTypes[21]
+	mi := &file_dsec_v1_layer_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1420,7 +1519,7 @@ func (x *RemoveLayerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveLayerResponse.ProtoReflect.Descriptor instead.
 func (*RemoveLayerResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{21}
+	return file_dsec_v1_layer_proto_rawDescGZIP(), []int{23}
 }
 
 var File_dsec_v1_layer_proto protoreflect.FileDescriptor
@@ -1501,7 +1600,12 @@ const file_dsec_v1_layer_proto_rawDesc = "" +
 	"\x06digest\x18\x02 \x01(\tR\x06digest\"\x13\n" +
 	"\x11ListLayersRequest\"<\n" +
 	"\x12ListLayersResponse\x12&\n" +
-	"\x06layers\x18\x01 \x03(\v2\x0e.dsec.v1.LayerR\x06layers\")\n" +
+	"\x06layers\x18\x01 \x03(\v2\x0e.dsec.v1.LayerR\x06layers\"*\n" +
+	"\x14PrefetchLayerRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"A\n" +
+	"\x15PrefetchLayerResponse\x12\x14\n" +
+	"\x05bytes\x18\x01 \x01(\x03R\x05bytes\x12\x12\n" +
+	"\x04size\x18\x02 \x01(\x03R\x04size\")\n" +
 	"\x13InspectLayerRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"R\n" +
 	"\x14InspectLayerResponse\x12$\n" +
@@ -1515,11 +1619,12 @@ const file_dsec_v1_layer_proto_rawDesc = "" +
 	"\x05layer\x18\x01 \x01(\v2\x0e.dsec.v1.LayerR\x05layer\"(\n" +
 	"\x12RemoveLayerRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"\x15\n" +
-	"\x13RemoveLayerResponse2\xa9\x04\n" +
+	"\x13RemoveLayerResponse2\x80\x05\n" +
 	"\fLayerService\x12O\n" +
 	"\vImportLayer\x12\x1b.dsec.v1.ImportLayerRequest\x1a\x1c.dsec.v1.ImportLayerResponse\"\x03\x90\x02\x02(\x01\x12I\n" +
 	"\tPullLayer\x12\x19.dsec.v1.PullLayerRequest\x1a\x1a.dsec.v1.PullLayerResponse\"\x03\x90\x02\x020\x01\x12O\n" +
-	"\vExportLayer\x12\x1b.dsec.v1.ExportLayerRequest\x1a\x1c.dsec.v1.ExportLayerResponse\"\x03\x90\x02\x020\x01\x12J\n" +
+	"\vExportLayer\x12\x1b.dsec.v1.ExportLayerRequest\x1a\x1c.dsec.v1.ExportLayerResponse\"\x03\x90\x02\x020\x01\x12U\n" +
+	"\rPrefetchLayer\x12\x1d.dsec.v1.PrefetchLayerRequest\x1a\x1e.dsec.v1.PrefetchLayerResponse\"\x03\x90\x02\x020\x01\x12J\n" +
 	"\n" +
 	"ListLayers\x12\x1a.dsec.v1.ListLayersRequest\x1a\x1b.dsec.v1.ListLayersResponse\"\x03\x90\x02\x02\x12P\n" +
 	"\fInspectLayer\x12\x1c.dsec.v1.InspectLayerRequest\x1a\x1d.dsec.v1.InspectLayerResponse\"\x03\x90\x02\x02\x12D\n" +
@@ -1538,7 +1643,7 @@ func file_dsec_v1_layer_proto_rawDescGZIP() []byte {
 	return file_dsec_v1_layer_proto_rawDescData
 }
 
-var file_dsec_v1_layer_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
+var file_dsec_v1_layer_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
 var file_dsec_v1_layer_proto_goTypes = []any{
 	(*Layer)(nil),                 // 0: dsec.v1.Layer
 	(*LayerOrigin)(nil),           // 1: dsec.v1.LayerOrigin
@@ -1556,19 +1661,21 @@ var file_dsec_v1_layer_proto_goTypes = []any{
 	(*ExportLayerOpen)(nil),       // 13: dsec.v1.ExportLayerOpen
 	(*ListLayersRequest)(nil),     // 14: dsec.v1.ListLayersRequest
 	(*ListLayersResponse)(nil),    // 15: dsec.v1.ListLayersResponse
-	(*InspectLayerRequest)(nil),   // 16: dsec.v1.InspectLayerRequest
-	(*InspectLayerResponse)(nil),  // 17: dsec.v1.InspectLayerResponse
-	(*TagLayerRequest)(nil),       // 18: dsec.v1.TagLayerRequest
-	(*TagLayerResponse)(nil),      // 19: dsec.v1.TagLayerResponse
-	(*RemoveLayerRequest)(nil),    // 20: dsec.v1.RemoveLayerRequest
-	(*RemoveLayerResponse)(nil),   // 21: dsec.v1.RemoveLayerResponse
-	(*timestamppb.Timestamp)(nil), // 22: google.protobuf.Timestamp
+	(*PrefetchLayerRequest)(nil),  // 16: dsec.v1.PrefetchLayerRequest
+	(*PrefetchLayerResponse)(nil), // 17: dsec.v1.PrefetchLayerResponse
+	(*InspectLayerRequest)(nil),   // 18: dsec.v1.InspectLayerRequest
+	(*InspectLayerResponse)(nil),  // 19: dsec.v1.InspectLayerResponse
+	(*TagLayerRequest)(nil),       // 20: dsec.v1.TagLayerRequest
+	(*TagLayerResponse)(nil),      // 21: dsec.v1.TagLayerResponse
+	(*RemoveLayerRequest)(nil),    // 22: dsec.v1.RemoveLayerRequest
+	(*RemoveLayerResponse)(nil),   // 23: dsec.v1.RemoveLayerResponse
+	(*timestamppb.Timestamp)(nil), // 24: google.protobuf.Timestamp
 }
 var file_dsec_v1_layer_proto_depIdxs = []int32{
-	22, // 0: dsec.v1.Layer.created:type_name -> google.protobuf.Timestamp
+	24, // 0: dsec.v1.Layer.created:type_name -> google.protobuf.Timestamp
 	2,  // 1: dsec.v1.Layer.config:type_name -> dsec.v1.LayerConfig
 	1,  // 2: dsec.v1.Layer.origin:type_name -> dsec.v1.LayerOrigin
-	22, // 3: dsec.v1.StoredLayer.created:type_name -> google.protobuf.Timestamp
+	24, // 3: dsec.v1.StoredLayer.created:type_name -> google.protobuf.Timestamp
 	5,  // 4: dsec.v1.ImportLayerRequest.open:type_name -> dsec.v1.ImportLayerOpen
 	1,  // 5: dsec.v1.ImportLayerOpen.origin:type_name -> dsec.v1.LayerOrigin
 	0,  // 6: dsec.v1.ImportLayerResponse.layer:type_name -> dsec.v1.Layer
@@ -1582,19 +1689,21 @@ var file_dsec_v1_layer_proto_depIdxs = []int32{
 	4,  // 14: dsec.v1.LayerService.ImportLayer:input_type -> dsec.v1.ImportLayerRequest
 	7,  // 15: dsec.v1.LayerService.PullLayer:input_type -> dsec.v1.PullLayerRequest
 	11, // 16: dsec.v1.LayerService.ExportLayer:input_type -> dsec.v1.ExportLayerRequest
-	14, // 17: dsec.v1.LayerService.ListLayers:input_type -> dsec.v1.ListLayersRequest
-	16, // 18: dsec.v1.LayerService.InspectLayer:input_type -> dsec.v1.InspectLayerRequest
-	18, // 19: dsec.v1.LayerService.TagLayer:input_type -> dsec.v1.TagLayerRequest
-	20, // 20: dsec.v1.LayerService.RemoveLayer:input_type -> dsec.v1.RemoveLayerRequest
-	6,  // 21: dsec.v1.LayerService.ImportLayer:output_type -> dsec.v1.ImportLayerResponse
-	9,  // 22: dsec.v1.LayerService.PullLayer:output_type -> dsec.v1.PullLayerResponse
-	12, // 23: dsec.v1.LayerService.ExportLayer:output_type -> dsec.v1.ExportLayerResponse
-	15, // 24: dsec.v1.LayerService.ListLayers:output_type -> dsec.v1.ListLayersResponse
-	17, // 25: dsec.v1.LayerService.InspectLayer:output_type -> dsec.v1.InspectLayerResponse
-	19, // 26: dsec.v1.LayerService.TagLayer:output_type -> dsec.v1.TagLayerResponse
-	21, // 27: dsec.v1.LayerService.RemoveLayer:output_type -> dsec.v1.RemoveLayerResponse
-	21, // [21:28] is the sub-list for method output_type
-	14, // [14:21] is the sub-list for method input_type
+	16, // 17: dsec.v1.LayerService.PrefetchLayer:input_type -> dsec.v1.PrefetchLayerRequest
+	14, // 18: dsec.v1.LayerService.ListLayers:input_type -> dsec.v1.ListLayersRequest
+	18, // 19: dsec.v1.LayerService.InspectLayer:input_type -> dsec.v1.InspectLayerRequest
+	20, // 20: dsec.v1.LayerService.TagLayer:input_type -> dsec.v1.TagLayerRequest
+	22, // 21: dsec.v1.LayerService.RemoveLayer:input_type -> dsec.v1.RemoveLayerRequest
+	6,  // 22: dsec.v1.LayerService.ImportLayer:output_type -> dsec.v1.ImportLayerResponse
+	9,  // 23: dsec.v1.LayerService.PullLayer:output_type -> dsec.v1.PullLayerResponse
+	12, // 24: dsec.v1.LayerService.ExportLayer:output_type -> dsec.v1.ExportLayerResponse
+	17, // 25: dsec.v1.LayerService.PrefetchLayer:output_type -> dsec.v1.PrefetchLayerResponse
+	15, // 26: dsec.v1.LayerService.ListLayers:output_type -> dsec.v1.ListLayersResponse
+	19, // 27: dsec.v1.LayerService.InspectLayer:output_type -> dsec.v1.InspectLayerResponse
+	21, // 28: dsec.v1.LayerService.TagLayer:output_type -> dsec.v1.TagLayerResponse
+	23, // 29: dsec.v1.LayerService.RemoveLayer:output_type -> dsec.v1.RemoveLayerResponse
+	22, // [22:30] is the sub-list for method output_type
+	14, // [14:22] is the sub-list for method input_type
 	14, // [14:14] is the sub-list for extension type_name
 	14, // [14:14] is the sub-list for extension extendee
 	0,  // [0:14] is the sub-list for field type_name
@@ -1623,7 +1732,7 @@ func file_dsec_v1_layer_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dsec_v1_layer_proto_rawDesc), len(file_dsec_v1_layer_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   22,
+			NumMessages:   24,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

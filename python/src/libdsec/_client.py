@@ -293,6 +293,23 @@ class DSecClient:
             stream.close()
         raise UnavailableError("the server's answer broke off")
 
+    async def prefetch_layer(self, name: str, *, progress: Callable[[int, int], None] | None = None) -> None:
+        """Bring a layer to every node that is ready, so that first reads in a sandbox wait for nothing.
+
+        Args:
+            name: `name:tag` or digest.
+            progress: Is called now and then with how many bytes are there, of how many on all nodes together.
+        """
+        stream = await self._rpc.server_stream(
+            m.PREFETCH_LAYER, layer_pb2.PrefetchLayerRequest(name=c.text(name, "name"))
+        )
+        try:
+            while (message := await stream.receive()) is not None:
+                if progress is not None:
+                    progress(message.bytes, message.size)
+        finally:
+            stream.close()
+
     async def export_layers(self, layers: Sequence[str], path: os.PathLike[str] | str) -> str:
         """Write layers as an image, the tar of an OCI layout, and return its manifest's digest.
 

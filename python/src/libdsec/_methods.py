@@ -100,6 +100,9 @@ UPLOAD = _call(_FILE + "Upload", file_pb2.UploadRequest, file_pb2.UploadResponse
 IMPORT_LAYER = _call(
     _LAYER + "ImportLayer", layer_pb2.ImportLayerRequest, layer_pb2.ImportLayerResponse, retry=False
 )
+PREFETCH_LAYER = _call(
+    _LAYER + "PrefetchLayer", layer_pb2.PrefetchLayerRequest, layer_pb2.PrefetchLayerResponse, slow=True
+)
 PULL_LAYER = _call(_LAYER + "PullLayer", layer_pb2.PullLayerRequest, layer_pb2.PullLayerResponse, slow=True)
 EXPORT_LAYER = _call(
     _LAYER + "ExportLayer", layer_pb2.ExportLayerRequest, layer_pb2.ExportLayerResponse, slow=True

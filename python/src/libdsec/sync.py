@@ -344,6 +344,7 @@ class DSecClient(_Twin[_client.DSecClient]):
     export_layers = _blocking(_client.DSecClient.export_layers)
     list_layers = _blocking(_client.DSecClient.list_layers)
     inspect_layer = _blocking(_client.DSecClient.inspect_layer)
+    prefetch_layer = _blocking(_client.DSecClient.prefetch_layer)
     tag_layer = _blocking(_client.DSecClient.tag_layer)
     remove_layer = _blocking(_client.DSecClient.remove_layer)
     create_key = _blocking(_client.DSecClient.create_key)

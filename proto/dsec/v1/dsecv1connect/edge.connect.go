@@ -61,6 +61,9 @@ const (
 	EdgeServicePullLayerProcedure = "/dsec.v1.EdgeService/PullLayer"
 	// EdgeServiceExportLayerProcedure is the fully-qualified name of the EdgeService's ExportLayer RPC.
 	EdgeServiceExportLayerProcedure = "/dsec.v1.EdgeService/ExportLayer"
+	// EdgeServicePrefetchLayerProcedure is the fully-qualified name of the EdgeService's PrefetchLayer
+	// RPC.
+	EdgeServicePrefetchLayerProcedure = "/dsec.v1.EdgeService/PrefetchLayer"
 	// EdgeServiceDropLayerProcedure is the fully-qualified name of the EdgeService's DropLayer RPC.
 	EdgeServiceDropLayerProcedure = "/dsec.v1.EdgeService/DropLayer"
 	// EdgeServiceSweepLayersProcedure is the fully-qualified name of the EdgeService's SweepLayers RPC.
@@ -89,6 +92,8 @@ type EdgeServiceClient interface {
 	PullLayer(context.Context, *connect.Request[v1.PullLayerRequest]) (*connect.ServerStreamForClient[v1.PullLayerResponse], error)
 	// ExportLayer gives layers, by their digests, as the tar stream of an OCI layout.
 	ExportLayer(context.Context, *connect.Request[v1.ExportLayerRequest]) (*connect.ServerStreamForClient[v1.ExportLayerResponse], error)
+	// PrefetchLayer brings a layer, by its digest, to the node.
+	PrefetchLayer(context.Context, *connect.Request[v1.PrefetchLayerRequest]) (*connect.ServerStreamForClient[v1.PrefetchLayerResponse], error)
 	// DropLayer removes an unreferenced layer from the store; conflict where a
 	// sandbox uses it.
 	DropLayer(context.Context, *connect.Request[v1.DropLayerRequest]) (*connect.Response[v1.DropLayerResponse], error)
@@ -191,6 +196,13 @@ func NewEdgeServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
+		prefetchLayer: connect.NewClient[v1.PrefetchLayerRequest, v1.PrefetchLayerResponse](
+			httpClient,
+			baseURL+EdgeServicePrefetchLayerProcedure,
+			connect.WithSchema(edgeServiceMethods.ByName("PrefetchLayer")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
+			connect.WithClientOptions(opts...),
+		),
 		dropLayer: connect.NewClient[v1.DropLayerRequest, v1.DropLayerResponse](
 			httpClient,
 			baseURL+EdgeServiceDropLayerProcedure,
@@ -222,6 +234,7 @@ type edgeServiceClient struct {
 	resolveImage    *connect.Client[v1.PullLayerRequest, v1.ResolveImageResponse]
 	pullLayer       *connect.Client[v1.PullLayerRequest, v1.PullLayerResponse]
 	exportLayer     *connect.Client[v1.ExportLayerRequest, v1.ExportLayerResponse]
+	prefetchLayer   *connect.Client[v1.PrefetchLayerRequest, v1.PrefetchLayerResponse]
 	dropLayer       *connect.Client[v1.DropLayerRequest, v1.DropLayerResponse]
 	sweepLayers     *connect.Client[v1.SweepLayersRequest, v1.SweepLayersResponse]
 }
@@ -286,6 +299,11 @@ func (c *edgeServiceClient) ExportLayer(ctx context.Context, req *connect.Reques
 	return c.exportLayer.CallServerStream(ctx, req)
 }
 
+// PrefetchLayer calls dsec.v1.EdgeService.PrefetchLayer.
+func (c *edgeServiceClient) PrefetchLayer(ctx context.Context, req *connect.Request[v1.PrefetchLayerRequest]) (*connect.ServerStreamForClient[v1.PrefetchLayerResponse], error) {
+	return c.prefetchLayer.CallServerStream(ctx, req)
+}
+
 // DropLayer calls dsec.v1.EdgeService.DropLayer.
 func (c *edgeServiceClient) DropLayer(ctx context.Context, req *connect.Request[v1.DropLayerRequest]) (*connect.Response[v1.DropLayerResponse], error) {
 	return c.dropLayer.CallUnary(ctx, req)
@@ -318,6 +336,8 @@ type EdgeServiceHandler interface {
 	PullLayer(context.Context, *connect.Request[v1.PullLayerRequest], *connect.ServerStream[v1.PullLayerResponse]) error
 	// ExportLayer gives layers, by their digests, as the tar stream of an OCI layout.
 	ExportLayer(context.Context, *connect.Request[v1.ExportLayerRequest], *connect.ServerStream[v1.ExportLayerResponse]) error
+	// PrefetchLayer brings a layer, by its digest, to the node.
+	PrefetchLayer(context.Context, *connect.Request[v1.PrefetchLayerRequest], *connect.ServerStream[v1.PrefetchLayerResponse]) error
 	// DropLayer removes an unreferenced layer from the store; conflict where a
 	// sandbox uses it.
 	DropLayer(context.Context, *connect.Request[v1.DropLayerRequest]) (*connect.Response[v1.DropLayerResponse], error)
@@ -416,6 +436,13 @@ func NewEdgeServiceHandler(svc EdgeServiceHandler, opts ...connect.HandlerOption
 		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
+	edgeServicePrefetchLayerHandler := connect.NewServerStreamHandler(
+		EdgeServicePrefetchLayerProcedure,
+		svc.PrefetchLayer,
+		connect.WithSchema(edgeServiceMethods.ByName("PrefetchLayer")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
+		connect.WithHandlerOptions(opts...),
+	)
 	edgeServiceDropLayerHandler := connect.NewUnaryHandler(
 		EdgeServiceDropLayerProcedure,
 		svc.DropLayer,
@@ -456,6 +483,8 @@ func NewEdgeServiceHandler(svc EdgeServiceHandler, opts ...connect.HandlerOption
 			edgeServicePullLayerHandler.ServeHTTP(w, r)
 		case EdgeServiceExportLayerProcedure:
 			edgeServiceExportLayerHandler.ServeHTTP(w, r)
+		case EdgeServicePrefetchLayerProcedure:
+			edgeServicePrefetchLayerHandler.ServeHTTP(w, r)
 		case EdgeServiceDropLayerProcedure:
 			edgeServiceDropLayerHandler.ServeHTTP(w, r)
 		case EdgeServiceSweepLayersProcedure:
@@ -515,6 +544,10 @@ func (UnimplementedEdgeServiceHandler) PullLayer(context.Context, *connect.Reque
 
 func (UnimplementedEdgeServiceHandler) ExportLayer(context.Context, *connect.Request[v1.ExportLayerRequest], *connect.ServerStream[v1.ExportLayerResponse]) error {
 	return connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.EdgeService.ExportLayer is not implemented"))
+}
+
+func (UnimplementedEdgeServiceHandler) PrefetchLayer(context.Context, *connect.Request[v1.PrefetchLayerRequest], *connect.ServerStream[v1.PrefetchLayerResponse]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.EdgeService.PrefetchLayer is not implemented"))
 }
 
 func (UnimplementedEdgeServiceHandler) DropLayer(context.Context, *connect.Request[v1.DropLayerRequest]) (*connect.Response[v1.DropLayerResponse], error) {

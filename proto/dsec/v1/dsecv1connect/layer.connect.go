@@ -41,6 +41,9 @@ const (
 	// LayerServiceExportLayerProcedure is the fully-qualified name of the LayerService's ExportLayer
 	// RPC.
 	LayerServiceExportLayerProcedure = "/dsec.v1.LayerService/ExportLayer"
+	// LayerServicePrefetchLayerProcedure is the fully-qualified name of the LayerService's
+	// PrefetchLayer RPC.
+	LayerServicePrefetchLayerProcedure = "/dsec.v1.LayerService/PrefetchLayer"
 	// LayerServiceListLayersProcedure is the fully-qualified name of the LayerService's ListLayers RPC.
 	LayerServiceListLayersProcedure = "/dsec.v1.LayerService/ListLayers"
 	// LayerServiceInspectLayerProcedure is the fully-qualified name of the LayerService's InspectLayer
@@ -63,6 +66,9 @@ type LayerServiceClient interface {
 	PullLayer(context.Context, *connect.Request[v1.PullLayerRequest]) (*connect.ServerStreamForClient[v1.PullLayerResponse], error)
 	// ExportLayer gives layers, lowest first, as an image: the tar stream of an OCI layout.
 	ExportLayer(context.Context, *connect.Request[v1.ExportLayerRequest]) (*connect.ServerStreamForClient[v1.ExportLayerResponse], error)
+	// PrefetchLayer brings a layer to every node that is ready, so that the first reads
+	// in a sandbox wait for nothing, and tells how far it is.
+	PrefetchLayer(context.Context, *connect.Request[v1.PrefetchLayerRequest]) (*connect.ServerStreamForClient[v1.PrefetchLayerResponse], error)
 	ListLayers(context.Context, *connect.Request[v1.ListLayersRequest]) (*connect.Response[v1.ListLayersResponse], error)
 	// InspectLayer tells all of one layer, and the project's names of it.
 	InspectLayer(context.Context, *connect.Request[v1.InspectLayerRequest]) (*connect.Response[v1.InspectLayerResponse], error)
@@ -104,6 +110,13 @@ func NewLayerServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
+		prefetchLayer: connect.NewClient[v1.PrefetchLayerRequest, v1.PrefetchLayerResponse](
+			httpClient,
+			baseURL+LayerServicePrefetchLayerProcedure,
+			connect.WithSchema(layerServiceMethods.ByName("PrefetchLayer")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
+			connect.WithClientOptions(opts...),
+		),
 		listLayers: connect.NewClient[v1.ListLayersRequest, v1.ListLayersResponse](
 			httpClient,
 			baseURL+LayerServiceListLayersProcedure,
@@ -136,13 +149,14 @@ func NewLayerServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 
 // layerServiceClient implements LayerServiceClient.
 type layerServiceClient struct {
-	importLayer  *connect.Client[v1.ImportLayerRequest, v1.ImportLayerResponse]
-	pullLayer    *connect.Client[v1.PullLayerRequest, v1.PullLayerResponse]
-	exportLayer  *connect.Client[v1.ExportLayerRequest, v1.ExportLayerResponse]
-	listLayers   *connect.Client[v1.ListLayersRequest, v1.ListLayersResponse]
-	inspectLayer *connect.Client[v1.InspectLayerRequest, v1.InspectLayerResponse]
-	tagLayer     *connect.Client[v1.TagLayerRequest, v1.TagLayerResponse]
-	removeLayer  *connect.Client[v1.RemoveLayerRequest, v1.RemoveLayerResponse]
+	importLayer   *connect.Client[v1.ImportLayerRequest, v1.ImportLayerResponse]
+	pullLayer     *connect.Client[v1.PullLayerRequest, v1.PullLayerResponse]
+	exportLayer   *connect.Client[v1.ExportLayerRequest, v1.ExportLayerResponse]
+	prefetchLayer *connect.Client[v1.PrefetchLayerRequest, v1.PrefetchLayerResponse]
+	listLayers    *connect.Client[v1.ListLayersRequest, v1.ListLayersResponse]
+	inspectLayer  *connect.Client[v1.InspectLayerRequest, v1.InspectLayerResponse]
+	tagLayer      *connect.Client[v1.TagLayerRequest, v1.TagLayerResponse]
+	removeLayer   *connect.Client[v1.RemoveLayerRequest, v1.RemoveLayerResponse]
 }
 
 // ImportLayer calls dsec.v1.LayerService.ImportLayer.
@@ -158,6 +172,11 @@ func (c *layerServiceClient) PullLayer(ctx context.Context, req *connect.Request
 // ExportLayer calls dsec.v1.LayerService.ExportLayer.
 func (c *layerServiceClient) ExportLayer(ctx context.Context, req *connect.Request[v1.ExportLayerRequest]) (*connect.ServerStreamForClient[v1.ExportLayerResponse], error) {
 	return c.exportLayer.CallServerStream(ctx, req)
+}
+
+// PrefetchLayer calls dsec.v1.LayerService.PrefetchLayer.
+func (c *layerServiceClient) PrefetchLayer(ctx context.Context, req *connect.Request[v1.PrefetchLayerRequest]) (*connect.ServerStreamForClient[v1.PrefetchLayerResponse], error) {
+	return c.prefetchLayer.CallServerStream(ctx, req)
 }
 
 // ListLayers calls dsec.v1.LayerService.ListLayers.
@@ -190,6 +209,9 @@ type LayerServiceHandler interface {
 	PullLayer(context.Context, *connect.Request[v1.PullLayerRequest], *connect.ServerStream[v1.PullLayerResponse]) error
 	// ExportLayer gives layers, lowest first, as an image: the tar stream of an OCI layout.
 	ExportLayer(context.Context, *connect.Request[v1.ExportLayerRequest], *connect.ServerStream[v1.ExportLayerResponse]) error
+	// PrefetchLayer brings a layer to every node that is ready, so that the first reads
+	// in a sandbox wait for nothing, and tells how far it is.
+	PrefetchLayer(context.Context, *connect.Request[v1.PrefetchLayerRequest], *connect.ServerStream[v1.PrefetchLayerResponse]) error
 	ListLayers(context.Context, *connect.Request[v1.ListLayersRequest]) (*connect.Response[v1.ListLayersResponse], error)
 	// InspectLayer tells all of one layer, and the project's names of it.
 	InspectLayer(context.Context, *connect.Request[v1.InspectLayerRequest]) (*connect.Response[v1.InspectLayerResponse], error)
@@ -224,6 +246,13 @@ func NewLayerServiceHandler(svc LayerServiceHandler, opts ...connect.HandlerOpti
 		LayerServiceExportLayerProcedure,
 		svc.ExportLayer,
 		connect.WithSchema(layerServiceMethods.ByName("ExportLayer")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
+		connect.WithHandlerOptions(opts...),
+	)
+	layerServicePrefetchLayerHandler := connect.NewServerStreamHandler(
+		LayerServicePrefetchLayerProcedure,
+		svc.PrefetchLayer,
+		connect.WithSchema(layerServiceMethods.ByName("PrefetchLayer")),
 		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
@@ -262,6 +291,8 @@ func NewLayerServiceHandler(svc LayerServiceHandler, opts ...connect.HandlerOpti
 			layerServicePullLayerHandler.ServeHTTP(w, r)
 		case LayerServiceExportLayerProcedure:
 			layerServiceExportLayerHandler.ServeHTTP(w, r)
+		case LayerServicePrefetchLayerProcedure:
+			layerServicePrefetchLayerHandler.ServeHTTP(w, r)
 		case LayerServiceListLayersProcedure:
 			layerServiceListLayersHandler.ServeHTTP(w, r)
 		case LayerServiceInspectLayerProcedure:
@@ -289,6 +320,10 @@ func (UnimplementedLayerServiceHandler) PullLayer(context.Context, *connect.Requ
 
 func (UnimplementedLayerServiceHandler) ExportLayer(context.Context, *connect.Request[v1.ExportLayerRequest], *connect.ServerStream[v1.ExportLayerResponse]) error {
 	return connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.LayerService.ExportLayer is not implemented"))
+}
+
+func (UnimplementedLayerServiceHandler) PrefetchLayer(context.Context, *connect.Request[v1.PrefetchLayerRequest], *connect.ServerStream[v1.PrefetchLayerResponse]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.LayerService.PrefetchLayer is not implemented"))
 }
 
 func (UnimplementedLayerServiceHandler) ListLayers(context.Context, *connect.Request[v1.ListLayersRequest]) (*connect.Response[v1.ListLayersResponse], error) {

@@ -175,6 +175,20 @@ class ListLayersResponse(_message.Message):
     layers: _containers.RepeatedCompositeFieldContainer[Layer]
     def __init__(self, layers: _Optional[_Iterable[_Union[Layer, _Mapping]]] = ...) -> None: ...
 
+class PrefetchLayerRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class PrefetchLayerResponse(_message.Message):
+    __slots__ = ("bytes", "size")
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    bytes: int
+    size: int
+    def __init__(self, bytes: _Optional[int] = ..., size: _Optional[int] = ...) -> None: ...
+
 class InspectLayerRequest(_message.Message):
     __slots__ = ("name",)
     NAME_FIELD_NUMBER: _ClassVar[int]
