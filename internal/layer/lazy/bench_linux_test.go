@@ -1,6 +1,7 @@
 package lazy
 
 import (
+	"context"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -158,5 +159,39 @@ func BenchmarkLocalRandom4K(b *testing.B) {
 				})
 			})
 		}
+	}
+}
+
+// memoryStore is a store that costs nothing.
+type memoryStore struct {
+	dirStore
+	b []byte
+}
+
+func (s *memoryStore) ReadAt(_ context.Context, _ string, p []byte, off int64) (int, error) {
+	return copy(p, s.b[off:]), nil
+}
+
+// BenchmarkFill is what one chunk costs without a front end and a store.
+func BenchmarkFill(b *testing.B) {
+	f := newFixture(b, 64<<20, 128<<10)
+	c, _ := f.cache(b, Limits{})
+	c.configure(&memoryStore{b: f.truth}, Limits{})
+	im := f.open(b, c, &f.image)
+	n := int(im.chunks())
+	i := 0
+	b.SetBytes(128 << 10)
+	for b.Loop() {
+		if i%n == 0 {
+			b.StopTimer()
+			c.filling.Wait()
+			im.exclusive(func() { c.drop(im, 1<<40, false) })
+			b.StartTimer()
+		}
+		// From the back to the front: nothing is read ahead.
+		if err := c.wait(b.Context(), im, Range{int64(n-1-i%n) * im.ChunkSize, 4096}); err != nil {
+			b.Fatal(err)
+		}
+		i++
 	}
 }
