@@ -87,7 +87,7 @@ func TestCrashOfLayerdAtEachStep(t *testing.T) {
 func crashAt(t *testing.T, front FrontEnd, step string) {
 	f := newFixture(t, 6<<20, MinChunk)
 	f.store.set(t, faults{Delay: time.Millisecond})
-	marker := filepath.Join(f.dir, "kill")
+	marker := filepath.Join(f.dir, "run", "kill") // where layerd may remove it
 	n := "1"
 	if strings.HasPrefix(step, "event.") || strings.HasPrefix(step, "fuse.") {
 		n = "4"

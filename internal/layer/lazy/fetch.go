@@ -359,7 +359,7 @@ func (c *cache) call(ctx context.Context, im *image, r Range, failed func()) ([]
 		return b, err
 	case <-ctx.Done():
 		go func() {
-			<-done
+			_ = <-done
 			failed()
 		}()
 		return nil, context.Cause(ctx)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -297,7 +298,7 @@ func padded(b []byte, n uintptr) []byte {
 	if uintptr(len(b)) >= n {
 		return b
 	}
-	return append(b[:len(b):len(b)], make([]byte, n-uintptr(len(b)))...)
+	return append(slices.Clip(b), make([]byte, n-uintptr(len(b)))...)
 }
 
 func cString(b []byte) string {

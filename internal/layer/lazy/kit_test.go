@@ -104,23 +104,22 @@ func (s *dirStore) faults() (f faults) {
 
 func (s *dirStore) set(t testing.TB, f faults) {
 	t.Helper()
-	b, err := json.Marshal(f)
-	if err == nil {
-		err = (&directory{openDir(t, s.dir)}).write("faults", b)
-	}
-	if err != nil {
+	if err := s.put(f); err != nil {
 		t.Fatal(err)
 	}
 }
 
-func openDir(t testing.TB, path string) *os.File {
-	t.Helper()
-	f, err := os.Open(path)
+func (s *dirStore) put(f faults) error {
+	b, err := json.Marshal(f)
 	if err != nil {
-		t.Fatal(err)
+		return err
 	}
-	t.Cleanup(func() { f.Close() })
-	return f
+	next, err := os.CreateTemp(s.dir, "faults-")
+	if err != nil {
+		return err
+	}
+	_, err = next.Write(b)
+	return errors.Join(err, next.Close(), os.Rename(next.Name(), filepath.Join(s.dir, "faults")))
 }
 
 func (s *dirStore) ReadAt(ctx context.Context, key string, p []byte, off int64) (int, error) {
@@ -141,9 +140,7 @@ func (s *dirStore) ReadAt(ctx context.Context, key string, p []byte, off int64) 
 		if f.Corrupt > 0 && n > 0 {
 			p[n/2] ^= 1
 			f.Corrupt--
-			b, _ := json.Marshal(f)
-			_ = os.WriteFile(filepath.Join(s.dir, "faults.next"), b, 0o600)
-			_ = os.Rename(filepath.Join(s.dir, "faults.next"), filepath.Join(s.dir, "faults"))
+			_ = s.put(f) // layerd may not
 		}
 		return n, err
 	}

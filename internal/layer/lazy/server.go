@@ -99,6 +99,9 @@ func Serve(ctx context.Context, cfg ServerConfig) error {
 	}
 	defer context.AfterFunc(ctx, func() { _ = l.Close() })()
 	s.stop = func() { _ = l.Close() }
+	if err := confine(run, cacheDir); err != nil {
+		return err
+	}
 	_ = ready.Close()
 	return s.serve(l)
 }
