@@ -13,12 +13,13 @@ import (
 	"time"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/bench/internal/measure"
 	"github.com/opendsec/dsec/client"
 )
 
 // copies: a large file in and out. The server is apiserver and edge in one
 // process; its memory must not grow with the file.
-func copies(ctx context.Context, b *bench) (rows []row, err error) {
+func copies(ctx context.Context, b *bench) (rows []measure.Row, err error) {
 	sb, err := b.CreateSandbox(ctx, client.SandboxOptions{
 		Backend: b.kind, Layers: []string{layerName},
 		Limits: dsec.Limits{MemoryBytes: 1 << 30, DiskBytes: 2*b.copySize + 64<<20, Pids: 64, MilliCPU: 2000},
@@ -27,8 +28,8 @@ func copies(ctx context.Context, b *bench) (rows []row, err error) {
 		return nil, err
 	}
 	defer func() { err = kill(sb, err) }()
-	watch := watchMemory(b.cmd.Process.Pid)
-	up, err := timed(func() error {
+	watch := watchMemory(b.PID())
+	up, err := measure.Timed(func() error {
 		n, err := sb.Write(ctx, "/root/big", io.LimitReader(pattern{}, b.copySize), client.WriteOptions{})
 		if err == nil && n != b.copySize {
 			err = fmt.Errorf("wrote %d of %d bytes", n, b.copySize)
@@ -38,7 +39,7 @@ func copies(ctx context.Context, b *bench) (rows []row, err error) {
 	if err != nil {
 		return nil, errors.Join(err, ignore(watch()))
 	}
-	down, err := timed(func() error {
+	down, err := measure.Timed(func() error {
 		n, err := sb.Read(ctx, "/root/big", 0, 0, io.Discard)
 		if err == nil && n != b.copySize {
 			err = fmt.Errorf("read %d of %d bytes", n, b.copySize)
@@ -51,16 +52,16 @@ func copies(ctx context.Context, b *bench) (rows []row, err error) {
 	}
 	mib := float64(b.copySize) / (1 << 20)
 	what := fmt.Sprintf("of a file of %.0f MiB", mib)
-	upRow := newRow("F1_up_mib_per_s", "upload "+what, "MiB/s", mib/up.Seconds()).with(b.features)
-	downRow := newRow("F1_down_mib_per_s", "download "+what, "MiB/s", mib/down.Seconds()).with(b.features)
+	upRow := measure.NewRow("F1_up_mib_per_s", "upload "+what, "MiB/s", mib/up.Seconds()).With(b.features)
+	downRow := measure.NewRow("F1_down_mib_per_s", "download "+what, "MiB/s", mib/down.Seconds()).With(b.features)
 	in, out, ok, err := b.rivals.copyThrough(ctx, b.work, b.copySize)
 	if ok {
-		upRow, downRow = upRow.against("tar | podman exec -i", mib/in.Seconds()), downRow.against("podman exec | tar", mib/out.Seconds())
-		upRow, downRow = upRow.target(atLeast, mib/in.Seconds()/2, mib/in.Seconds()), downRow.target(atLeast, mib/out.Seconds()/2, mib/out.Seconds())
+		upRow, downRow = upRow.Against("tar | podman exec -i", mib/in.Seconds()), downRow.Against("podman exec | tar", mib/out.Seconds())
+		upRow, downRow = upRow.Target(measure.AtLeast, mib/in.Seconds()/2, mib/in.Seconds()), downRow.Target(measure.AtLeast, mib/out.Seconds()/2, mib/out.Seconds())
 	}
-	rows = []row{
+	rows = []measure.Row{
 		upRow, downRow,
-		newRow("F1_growth_mib", "growth of the server's memory meanwhile (apiserver and edge in one process)", "MiB", float64(growth)/(1<<20)).target(atMost, 64, 32).with(b.features),
+		measure.NewRow("F1_growth_mib", "growth of the server's memory meanwhile (apiserver and edge in one process)", "MiB", float64(growth)/(1<<20)).Target(measure.AtMost, 64, 32).With(b.features),
 	}
 	return rows, err
 }
@@ -81,7 +82,7 @@ func (pattern) Read(p []byte) (int, error) {
 // called, which returns how much more it was at most than at the start.
 func watchMemory(pid int) (stop func() int64) {
 	read := func() int64 {
-		for line := range strings.Lines(readFile(fmt.Sprintf("/proc/%d/status", pid))) {
+		for line := range strings.Lines(measure.ReadFile(fmt.Sprintf("/proc/%d/status", pid))) {
 			if f := strings.Fields(line); len(f) > 1 && f[0] == "RssAnon:" {
 				var kib int64
 				_, _ = fmt.Sscan(f[1], &kib)
@@ -141,13 +142,13 @@ func (r rivals) copyThrough(ctx context.Context, work string, size int64) (in, o
 		argv = argv[:len(argv)-2]
 		return append(append(argv, "-i", id), args...)
 	}
-	in, err = timed(func() error {
+	in, err = measure.Timed(func() error {
 		return pipe(ctx, []string{"tar", "-C", work, "-cf", "-", "big"}, inside("/bin/tar", "-C", "/root", "-xf", "-"))
 	})
 	if err != nil {
 		return 0, 0, false, err
 	}
-	out, err = timed(func() error {
+	out, err = measure.Timed(func() error {
 		return pipe(ctx, inside("/bin/tar", "-C", "/root", "-cf", "-", "big"), []string{"cat"})
 	})
 	return in, out, err == nil, err

@@ -9,33 +9,34 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/opendsec/dsec/bench/internal/measure"
 	"github.com/opendsec/dsec/client"
 )
 
 // coldCreate: create to the first command's exit code, one after the other,
 // nothing taken from a pool of shells. The kill is outside the measured time.
-func coldCreate(ctx context.Context, b *bench) ([]row, error) {
-	ours := contestant{"dsec", 30, func(ctx context.Context) (time.Duration, error) {
+func coldCreate(ctx context.Context, b *bench) ([]measure.Row, error) {
+	ours := measure.Contestant{Name: "dsec", Per: 30, Once: func(ctx context.Context) (time.Duration, error) {
 		var sb *client.Sandbox
-		d, err := timed(func() (err error) { sb, err = b.first(ctx); return })
+		d, err := measure.Timed(func() (err error) { sb, err = b.first(ctx); return })
 		if err == nil && sb.Warm {
 			err = errors.New("a create meant to be cold was served from the pool")
 		}
 		return d, kill(sb, err)
 	}}
-	all := append([]contestant{ours}, b.rivals.run(30)...)
-	got, err := interleave(ctx, b.rounds, append(all, floorNamespaces())...)
+	all := append([]measure.Contestant{ours}, b.rivals.run(30)...)
+	got, err := measure.Interleave(ctx, b.rounds, append(all, floorNamespaces())...)
 	if err != nil {
 		return nil, err
 	}
-	r := newRow("C1_ms", "create to first exit code, cold, one after the other, p50", "ms", got["dsec"].p50()).
-		target(atMost, 4.5, 2.5).floor(got["floor"].p50()).details(got["dsec"]).with(b.features)
-	rows := []row{r.rivalled("crun run", got["crun"]), r.rivalled("crun confined run", got["crun confined"]), r.rivalled("runc run", got["runc"]), r.rivalled("bwrap", got["bwrap"]), r.rivalled("podman run", got["podman"])}
+	r := measure.NewRow("C1_ms", "create to first exit code, cold, one after the other, p50", "ms", got["dsec"].P50()).
+		Target(measure.AtMost, 4.5, 2.5).WithFloor(got["floor"].P50()).Details(got["dsec"]).With(b.features)
+	rows := []measure.Row{r.Rivalled("crun run", got["crun"]), r.Rivalled("crun confined run", got["crun confined"]), r.Rivalled("runc run", got["runc"]), r.Rivalled("bwrap", got["bwrap"]), r.Rivalled("podman run", got["podman"])}
 	if crun := got["crun"]; crun != nil {
-		rows = append(rows, newRow("C1_vs_crun", "how many times faster than crun run", "x", crun.p50()/got["dsec"].p50()).
-			target(atLeast, 1.4, 2.5).details(got["dsec"]).with(b.features).rivalled("crun run", crun))
+		rows = append(rows, measure.NewRow("C1_vs_crun", "how many times faster than crun run", "x", crun.P50()/got["dsec"].P50()).
+			Target(measure.AtLeast, 1.4, 2.5).Details(got["dsec"]).With(b.features).Rivalled("crun run", crun))
 	}
-	return compact(rows), nil
+	return measure.Compact(rows), nil
 }
 
 // kill ends a sandbox after a sample, whatever became of it.
@@ -51,7 +52,7 @@ func kill(sb *client.Sandbox, err error) error {
 // warmCreate: the same from a pool that is given the time to refill between
 // two creates, so that each is served from it: by a spare where all ask for the
 // same, by a shell where each asks for limits of its own.
-func warmCreate(ctx context.Context, b *bench) ([]row, error) {
+func warmCreate(ctx context.Context, b *bench) ([]measure.Row, error) {
 	same, err := b.fromPool(ctx, func(int) int64 { return pids })
 	if err != nil {
 		return nil, err
@@ -60,17 +61,17 @@ func warmCreate(ctx context.Context, b *bench) ([]row, error) {
 	if err != nil {
 		return nil, err
 	}
-	return []row{
-		newRow("C4_ms", "create from the warm pool until it takes commands, p50; all ask for the same, so that spares serve them", "ms", same.create.p50()).
-			target(atMost, 1.0, 0.4).details(&same.create).with(b.features).noted(same.note),
-		newRow("C4_first_exit_ms", "the same to first exit code, p50", "ms", same.first.p50()).details(&same.first).with(b.features).noted(same.note),
-		newRow("C4_shell_ms", "create from a warm shell until it takes commands, p50; each asks for limits of its own", "ms", differing.create.p50()).
-			target(atMost, 1.0, 0.4).details(&differing.create).with(b.features).noted(differing.note),
+	return []measure.Row{
+		measure.NewRow("C4_ms", "create from the warm pool until it takes commands, p50; all ask for the same, so that spares serve them", "ms", same.create.P50()).
+			Target(measure.AtMost, 1.0, 0.4).Details(&same.create).With(b.features).Noted(same.note),
+		measure.NewRow("C4_first_exit_ms", "the same to first exit code, p50", "ms", same.first.P50()).Details(&same.first).With(b.features).Noted(same.note),
+		measure.NewRow("C4_shell_ms", "create from a warm shell until it takes commands, p50; each asks for limits of its own", "ms", differing.create.P50()).
+			Target(measure.AtMost, 1.0, 0.4).Details(&differing.create).With(b.features).Noted(differing.note),
 	}, nil
 }
 
 type pooled struct {
-	create, first samples
+	create, first measure.Samples
 	note          string
 }
 
@@ -91,9 +92,9 @@ func (b *bench) fromPool(ctx context.Context, limit func(n int) int64) (p pooled
 			missed++
 			continue
 		}
-		p.create.times, p.first.times = append(p.create.times, made), append(p.first.times, total)
+		p.create.Times, p.first.Times = append(p.create.Times, made), append(p.first.Times, total)
 	}
-	if len(p.create.times) == 0 {
+	if len(p.create.Times) == 0 {
 		return p, errors.New("no create was served from the pool")
 	}
 	p.note = fmt.Sprintf("%d of %d served cold and left out", missed, b.rounds*30)
@@ -103,7 +104,7 @@ func (b *bench) fromPool(ctx context.Context, limit func(n int) int64) (p pooled
 // sustained: create, exec and kill in a loop, 4 at once. Before each turn a
 // second of it goes uncounted, in which the pools run dry, so that refilling
 // them is in the figure. Rivals take turns with it, each a third of its time.
-func sustained(ctx context.Context, b *bench) ([]row, error) {
+func sustained(ctx context.Context, b *bench) ([]measure.Row, error) {
 	const parallel = 4
 	life := func(ctx context.Context) error {
 		sb, err := b.first(ctx)
@@ -137,13 +138,13 @@ func sustained(ctx context.Context, b *bench) ([]row, error) {
 	if err := b.nothingLeft(ctx); err != nil {
 		return nil, err
 	}
-	r := newRow("C2_per_s", "create + exec + kill, 4 at once, refill counted", "1/s", ours.perSecond()).
-		target(atLeast, 300, 600).details(&ours.samples).with(b.features)
-	rows := []row{r}
+	r := measure.NewRow("C2_per_s", "create + exec + kill, 4 at once, refill counted", "1/s", ours.perSecond()).
+		Target(measure.AtLeast, 300, 600).Details(&ours.Samples).With(b.features)
+	rows := []measure.Row{r}
 	for _, name := range names {
 		if l := theirs[name]; l != nil {
-			against := r.against(name+" run", l.perSecond())
-			against.Note = fmt.Sprintf("rival: p99 %.3g ms, CPU %.3g ms", l.p99(), l.cpuMS())
+			against := r.Against(name+" run", l.perSecond())
+			against.Note = fmt.Sprintf("rival: p99 %.3g ms, CPU %.3g ms", l.P99(), l.CPUMS())
 			rows = append(rows, against)
 		}
 	}
@@ -155,26 +156,26 @@ func sustained(ctx context.Context, b *bench) ([]row, error) {
 
 // loop is one thing done over and over, some at once.
 type loop struct {
-	samples
+	measure.Samples
 	took time.Duration
 }
 
-func (l *loop) perSecond() float64 { return float64(len(l.times)) / l.took.Seconds() }
+func (l *loop) perSecond() float64 { return float64(len(l.Times)) / l.took.Seconds() }
 
 // run goes on with it for a time.
 func (l *loop) run(ctx context.Context, parallel int, d time.Duration, once func(ctx context.Context) error) error {
 	var mu sync.Mutex
-	before, start := machineCPU(), time.Now()
+	before, start := measure.MachineCPU(), time.Now()
 	g, gctx := errgroup.WithContext(ctx)
 	for range parallel {
 		g.Go(func() error {
 			for time.Since(start) < d {
-				took, err := timed(func() error { return once(gctx) })
+				took, err := measure.Timed(func() error { return once(gctx) })
 				if err != nil {
 					return err
 				}
 				mu.Lock()
-				l.times = append(l.times, took)
+				l.Times = append(l.Times, took)
 				mu.Unlock()
 			}
 			return nil
@@ -182,7 +183,7 @@ func (l *loop) run(ctx context.Context, parallel int, d time.Duration, once func
 	}
 	err := g.Wait()
 	l.took += time.Since(start)
-	l.cpu += machineCPU() - before
+	l.CPU += measure.MachineCPU() - before
 	return err
 }
 
@@ -199,24 +200,24 @@ func (b *bench) nothingLeft(ctx context.Context) error {
 
 // burst: 100 at once. It counts only if all are alive together at the end and
 // each answers a second command.
-func burst(ctx context.Context, b *bench) ([]row, error) {
+func burst(ctx context.Context, b *bench) ([]measure.Row, error) {
 	const n = 100
-	var best samples
+	var best measure.Samples
 	for range b.rounds {
 		d, err := b.oneBurst(ctx, n)
 		if err != nil {
 			return nil, err
 		}
-		best.times = append(best.times, d)
+		best.Times = append(best.Times, d)
 	}
-	r := newRow("C3_ms", "100 at once until the last one's first exit code; all held, each answers again; median of rounds", "ms", best.p50()).
-		target(atMost, 350, 160).details(&best).with(b.features)
-	rows := []row{r}
+	r := measure.NewRow("C3_ms", "100 at once until the last one's first exit code; all held, each answers again; median of rounds", "ms", best.P50()).
+		Target(measure.AtMost, 350, 160).Details(&best).With(b.features)
+	rows := []measure.Row{r}
 	for _, name := range []string{"crun", "podman"} {
 		if d, ok, err := b.rivals.burst(ctx, name, n); err != nil {
 			return rows, err
 		} else if ok {
-			rows = append(rows, r.against(name+" run", milliseconds(d)))
+			rows = append(rows, r.Against(name+" run", measure.Milliseconds(d)))
 		}
 	}
 	if len(rows) > 1 {
@@ -228,20 +229,10 @@ func burst(ctx context.Context, b *bench) ([]row, error) {
 func (b *bench) oneBurst(ctx context.Context, n int) (time.Duration, error) {
 	sandboxes := make([]*client.Sandbox, n)
 	start := time.Now()
-	err := eachOf(n, n, func(i int) (err error) { sandboxes[i], err = b.first(ctx); return })
+	err := measure.EachOf(n, n, func(i int) (err error) { sandboxes[i], err = b.first(ctx); return })
 	d := time.Since(start)
 	if err == nil {
-		err = eachOf(n, n, func(i int) error { return runTrue(ctx, sandboxes[i]) })
+		err = measure.EachOf(n, n, func(i int) error { return runTrue(ctx, sandboxes[i]) })
 	}
-	return d, errors.Join(err, eachOf(n, 8, func(i int) error { return kill(sandboxes[i], nil) }))
-}
-
-// eachOf calls f for 0 to n-1, some at once, and returns the first error.
-func eachOf(n, parallel int, f func(i int) error) error {
-	var g errgroup.Group
-	g.SetLimit(parallel)
-	for i := range n {
-		g.Go(func() error { return f(i) })
-	}
-	return g.Wait()
+	return d, errors.Join(err, measure.EachOf(n, 8, func(i int) error { return kill(sandboxes[i], nil) }))
 }

@@ -9,12 +9,13 @@ import (
 	"strings"
 	"time"
 
+	"github.com/opendsec/dsec/bench/internal/measure"
 	"github.com/opendsec/dsec/client"
 )
 
 // execs: the round trip of a command in a sandbox that is there, of a builtin
 // in a session over an open stream, and what chronus holds afterwards.
-func execs(ctx context.Context, b *bench) (rows []row, err error) {
+func execs(ctx context.Context, b *bench) (rows []measure.Row, err error) {
 	sb, err := b.create(ctx)
 	if err != nil {
 		return nil, err
@@ -25,33 +26,33 @@ func execs(ctx context.Context, b *bench) (rows []row, err error) {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, stop()) }()
-	ours := contestant{"dsec", 50, func(ctx context.Context) (time.Duration, error) {
-		return timed(func() error { return runTrue(ctx, sb) })
+	ours := measure.Contestant{Name: "dsec", Per: 50, Once: func(ctx context.Context) (time.Duration, error) {
+		return measure.Timed(func() error { return runTrue(ctx, sb) })
 	}}
-	got, err := interleave(ctx, b.rounds, append(append([]contestant{ours}, theirs...), floorExec())...)
+	got, err := measure.Interleave(ctx, b.rounds, append(append([]measure.Contestant{ours}, theirs...), floorExec())...)
 	if err != nil {
 		return nil, err
 	}
-	r := newRow("X1_ms", "exec of a static true, p50", "ms", got["dsec"].p50()).
-		target(atMost, 1.6, 1.1).floor(got["floor"].p50()).details(got["dsec"]).with(b.features)
-	rows = compact([]row{r.rivalled("crun exec", got["crun"]), r.rivalled("runc exec", got["runc"]), r.rivalled("podman exec", got["podman"])})
+	r := measure.NewRow("X1_ms", "exec of a static true, p50", "ms", got["dsec"].P50()).
+		Target(measure.AtMost, 1.6, 1.1).WithFloor(got["floor"].P50()).Details(got["dsec"]).With(b.features)
+	rows = measure.Compact([]measure.Row{r.Rivalled("crun exec", got["crun"]), r.Rivalled("runc exec", got["runc"]), r.Rivalled("podman exec", got["podman"])})
 
 	builtin, hops, err := sessionBuiltin(ctx, b, sb)
 	if err != nil {
 		return rows, err
 	}
-	rows = append(rows, newRow("X2_ms", "a builtin in a session over an open stream, p50", "ms", builtin.p50()).
-		target(atMost, 0.3, 0.15).floor(hops.p50()).details(builtin).with(b.features))
+	rows = append(rows, measure.NewRow("X2_ms", "a builtin in a session over an open stream, p50", "ms", builtin.P50()).
+		Target(measure.AtMost, 0.3, 0.15).WithFloor(hops.P50()).Details(builtin).With(b.features))
 	if mib, err := chronusMemory(ctx, b, sb); err != nil {
 		return rows, err
 	} else if mib > 0 {
-		rows = append(rows, newRow("X3_mib", "private memory of chronus after at least 100 execs, idle", "MiB", mib).target(atMost, 0.7, 0.7).with(b.features))
+		rows = append(rows, measure.NewRow("X3_mib", "private memory of chronus after at least 100 execs, idle", "MiB", mib).Target(measure.AtMost, 0.7, 0.7).With(b.features))
 	}
 	return rows, nil
 }
 
 // sessionBuiltin measures a session's command, and the hops that it makes.
-func sessionBuiltin(ctx context.Context, b *bench, sb *client.Sandbox) (builtin, hops *samples, err error) {
+func sessionBuiltin(ctx context.Context, b *bench, sb *client.Sandbox) (builtin, hops *measure.Samples, err error) {
 	floor, stop, err := floorHops()
 	if err != nil {
 		return nil, nil, err
@@ -62,7 +63,7 @@ func sessionBuiltin(ctx context.Context, b *bench, sb *client.Sandbox) (builtin,
 		return nil, nil, err
 	}
 	once := func(ctx context.Context) (time.Duration, error) {
-		return timed(func() error {
+		return measure.Timed(func() error {
 			outcome, err := session.Run(ctx, ":", 0, io.Discard, io.Discard)
 			if err == nil && !outcome.OK() {
 				err = fmt.Errorf(": ended with %+v", outcome)
@@ -70,7 +71,7 @@ func sessionBuiltin(ctx context.Context, b *bench, sb *client.Sandbox) (builtin,
 			return err
 		})
 	}
-	got, err := interleave(ctx, b.rounds, contestant{"session", 100, once}, floor)
+	got, err := measure.Interleave(ctx, b.rounds, measure.Contestant{Name: "session", Per: 100, Once: once}, floor)
 	return got["session"], got["floor"], errors.Join(err, session.Close(ctx))
 }
 
@@ -82,7 +83,7 @@ func chronusMemory(ctx context.Context, b *bench, sb *client.Sandbox) (float64, 
 			return 0, err
 		}
 	}
-	pid := initBelow(b.cmd.Process.Pid)
+	pid := initBelow(b.PID())
 	if pid == 0 {
 		return 0, nil
 	}
@@ -91,7 +92,7 @@ func chronusMemory(ctx context.Context, b *bench, sb *client.Sandbox) (float64, 
 	case <-ctx.Done():
 		return 0, ctx.Err()
 	}
-	return float64(privateMemory(pid)) / (1 << 20), nil
+	return float64(measure.PrivateMemory(pid)) / (1 << 20), nil
 }
 
 // initBelow finds a process that is 1 in its own namespace and descends from
@@ -102,7 +103,7 @@ func initBelow(pid int) int {
 	for _, file := range files {
 		var self, parent int
 		_, _ = fmt.Sscan(filepath.Base(filepath.Dir(file)), &self)
-		for line := range strings.Lines(readFile(file)) {
+		for line := range strings.Lines(measure.ReadFile(file)) {
 			f := strings.Fields(line)
 			switch {
 			case len(f) > 1 && f[0] == "PPid:":

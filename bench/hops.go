@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/opendsec/dsec/bench/internal/measure"
 )
 
 // What this program is run with to be a process of floorHops.
@@ -46,7 +48,7 @@ func relay(command string) {
 // floorHops is what the kernel alone takes for the way of a session's command,
 // from a client over loopback through a server and a sandbox's first process to
 // a shell, and of its answer back: one write and one blocking read at each.
-func floorHops() (c contestant, stop func(), err error) {
+func floorHops() (c measure.Contestant, stop func(), err error) {
 	var started []*exec.Cmd
 	var files []*os.File
 	stop = func() {
@@ -90,8 +92,8 @@ func floorHops() (c contestant, stop func(), err error) {
 		started = append(started, cmd)
 	}
 	fd, buf := int(client.Fd()), make([]byte, 64)
-	return contestant{"floor", 100, func(context.Context) (time.Duration, error) {
-		return timed(func() error {
+	return measure.Contestant{Name: "floor", Per: 100, Once: func(context.Context) (time.Duration, error) {
+		return measure.Timed(func() error {
 			if _, err := unix.Write(fd, buf); err != nil {
 				return err
 			}

@@ -23,6 +23,8 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+
+	"github.com/opendsec/dsec/bench/internal/measure"
 )
 
 // options are the flags.
@@ -70,7 +72,7 @@ func main() {
 type suite struct {
 	ids  []string
 	warm int // containers held ready by the server it is given
-	run  func(ctx context.Context, b *bench) ([]row, error)
+	run  func(ctx context.Context, b *bench) ([]measure.Row, error)
 }
 
 func suites() []suite {
@@ -114,7 +116,7 @@ func run(ctx context.Context, o options) error {
 		return err
 	}
 	defer undo()
-	var rows []row
+	var rows []measure.Row
 	var problems []error
 	for _, s := range suites() {
 		if !o.wants(s) || ctx.Err() != nil {
@@ -128,9 +130,9 @@ func run(ctx context.Context, o options) error {
 			problems = append(problems, err)
 		}
 	}
-	printRows(os.Stdout, rows)
+	measure.Print(os.Stdout, rows)
 	if !o.quick && len(rows) > 0 {
-		problems = append(problems, write(o.out, rows))
+		problems = append(problems, report(o.out).Write(rows))
 	}
 	return errors.Join(problems...)
 }
@@ -143,7 +145,7 @@ type bench struct {
 	work   string
 }
 
-func runSuite(ctx context.Context, o options, s suite, work string, r rivals) ([]row, error) {
+func runSuite(ctx context.Context, o options, s suite, work string, r rivals) ([]measure.Row, error) {
 	fmt.Fprintf(os.Stderr, "bench: %s\n", strings.Join(s.ids, " "))
 	srv, err := startServer(ctx, o, work, s.warm)
 	if err != nil {
@@ -155,4 +157,12 @@ func runSuite(ctx context.Context, o options, s suite, work string, r rivals) ([
 	}
 	rows, err := s.run(ctx, &bench{o, srv, r, work})
 	return rows, errors.Join(err, profiled(), srv.stop())
+}
+
+func report(dir string) measure.Report {
+	return measure.Report{
+		JSON: filepath.Join(dir, "results", "container.json"), Markdown: filepath.Join(dir, "RESULTS.md"), Title: "Results", Command: "make bench",
+		Notes: `CPU ms is time of all the machine's CPUs for one sample, the client's included. The floor is what the kernel alone takes for the same,
+without limits, layers or an API. Contestants took turns round by round; rivals ran by posix_spawn, without a shell.`,
+	}
 }

@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/opendsec/dsec/bench/internal/measure"
 )
 
 // rival is a container tool of this machine, driven by its command line
@@ -65,7 +67,7 @@ func findRivals(work string) (rivals, func(), error) {
 	}
 	undoCgroup := hybridForCrun(work)
 	undoParent := removePodmanParent()
-	return found, func() { unmountBelow(work); undoParent(); undoCgroup() }, nil
+	return found, func() { measure.UnmountBelow(work); undoParent(); undoCgroup() }, nil
 }
 
 func oci(binary, work string) *rival {
@@ -150,15 +152,15 @@ func command(ctx context.Context, argv []string) error {
 }
 
 // run are the rivals as contestants that run /bin/true in a new container.
-func (r rivals) run(per int) []contestant {
-	var all []contestant
+func (r rivals) run(per int) []measure.Contestant {
+	var all []measure.Contestant
 	for _, name := range []string{"crun", "crun confined", "runc", "bwrap", "podman"} {
 		rival := r[name]
 		if rival == nil {
 			continue
 		}
-		all = append(all, contestant{name, r.per(name, per), func(ctx context.Context) (time.Duration, error) {
-			return timed(func() error { return command(ctx, rival.run(newID())) })
+		all = append(all, measure.Contestant{Name: name, Per: r.per(name, per), Once: func(ctx context.Context) (time.Duration, error) {
+			return measure.Timed(func() error { return command(ctx, rival.run(newID())) })
 		}})
 	}
 	return all
@@ -174,7 +176,7 @@ func (r rivals) per(name string, per int) int {
 
 // execs starts one container of each rival that can and returns contestants
 // that run /bin/true in it.
-func (r rivals) execs(ctx context.Context, per int) (all []contestant, stop func() error, err error) {
+func (r rivals) execs(ctx context.Context, per int) (all []measure.Contestant, stop func() error, err error) {
 	var stops [][]string
 	stop = func() error {
 		var errs []error
@@ -193,8 +195,8 @@ func (r rivals) execs(ctx context.Context, per int) (all []contestant, stop func
 			return nil, nil, errors.Join(err, stop())
 		}
 		stops = append(stops, rival.stop(id))
-		all = append(all, contestant{name, r.per(name, per), func(ctx context.Context) (time.Duration, error) {
-			return timed(func() error { return command(ctx, rival.exec(id)) })
+		all = append(all, measure.Contestant{Name: name, Per: r.per(name, per), Once: func(ctx context.Context) (time.Duration, error) {
+			return measure.Timed(func() error { return command(ctx, rival.exec(id)) })
 		}})
 	}
 	return all, stop, nil
@@ -207,22 +209,24 @@ func (r rivals) burst(ctx context.Context, name string, n int) (time.Duration, b
 	if rival == nil {
 		return 0, false, nil
 	}
-	d, err := timed(func() error { return eachOf(n, n, func(int) error { return command(ctx, rival.run(newID())) }) })
+	d, err := measure.Timed(func() error { return measure.EachOf(n, n, func(int) error { return command(ctx, rival.run(newID())) }) })
 	return d, err == nil, err
 }
 
 // floorNamespaces is what the kernel alone takes for a process in new
 // namespaces that executes a static program: nobody can be faster by much.
-func floorNamespaces() contestant {
-	return contestant{"floor", 30, spawn(syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWIPC | syscall.CLONE_NEWUTS)}
+func floorNamespaces() measure.Contestant {
+	return measure.Contestant{Name: "floor", Per: 30, Once: spawn(syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWIPC | syscall.CLONE_NEWUTS)}
 }
 
 // floorExec is a plain process.
-func floorExec() contestant { return contestant{"floor", 30, spawn(0)} }
+func floorExec() measure.Contestant {
+	return measure.Contestant{Name: "floor", Per: 30, Once: spawn(0)}
+}
 
 func spawn(flags uintptr) func(ctx context.Context) (time.Duration, error) {
 	return func(context.Context) (time.Duration, error) {
-		return timed(func() error {
+		return measure.Timed(func() error {
 			cmd := &exec.Cmd{Path: "/bin/busybox", Args: []string{"true"}, SysProcAttr: &syscall.SysProcAttr{Cloneflags: flags}}
 			return cmd.Run()
 		})
@@ -260,7 +264,7 @@ func unpackBusybox(root string) error {
 // hybridForCrun lets crun run on the v1+v2 hybrid: it refuses to while a
 // controller is on v2, which mounting hugetlb as v1, anywhere, takes away.
 func hybridForCrun(work string) func() {
-	controllers := strings.Fields(readFile("/sys/fs/cgroup/unified/cgroup.controllers"))
+	controllers := strings.Fields(measure.ReadFile("/sys/fs/cgroup/unified/cgroup.controllers"))
 	if !slices.Contains(controllers, "hugetlb") {
 		return func() {}
 	}
@@ -293,18 +297,5 @@ func removePodmanParent() func() {
 			}
 			<-time.After(20 * time.Millisecond)
 		}
-	}
-}
-
-// unmountBelow takes away what a rival left mounted in our own directory.
-func unmountBelow(dir string) {
-	var points []string
-	for line := range strings.Lines(readFile("/proc/self/mountinfo")) {
-		if f := strings.Fields(line); len(f) > 4 && strings.HasPrefix(f[4], dir+"/") {
-			points = append(points, f[4])
-		}
-	}
-	for _, p := range slices.Backward(points) {
-		_ = unix.Unmount(p, unix.MNT_DETACH)
 	}
 }

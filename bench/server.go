@@ -3,104 +3,50 @@ package main
 import (
 	"archive/tar"
 	"bytes"
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"net"
-	"net/http"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"strconv"
-	"strings"
-	"syscall"
-	"time"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/bench/internal/measure"
 	"github.com/opendsec/dsec/client"
 )
 
 const layerName = "bench:1"
 
-// server is a `dsec up` of our own, with directories of its own.
+// server is a `dsec up` that has the bench's layer.
 type server struct {
-	*client.Client
-	cmd      *exec.Cmd
+	*measure.Server
 	features []string
 	kind     dsec.Kind
-	dir      string
-	url, key string
-	exited   chan error
 }
 
 // startServer starts one that holds warm containers ready and has the bench's layer.
 func startServer(ctx context.Context, o options, work string, warm int) (*server, error) {
-	binary, err := filepath.Abs(o.binary)
-	if err != nil {
-		return nil, err
-	}
 	dir, err := os.MkdirTemp(work, "up-")
 	if err != nil {
 		return nil, err
 	}
-	address, err := freeAddress()
-	if err != nil {
-		return nil, err
-	}
-	log, err := os.Create(filepath.Join(dir, "log"))
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = log.Close() }()
-	cmd := exec.Command(binary, "up")
-	cmd.Env = append(os.Environ(),
-		"DSEC_DATA_DIR="+filepath.Join(dir, "data"),
-		"DSEC_RUN_DIR="+filepath.Join(dir, "run"),
-		"DSEC_API_LISTEN="+address,
+	up, err := measure.StartServer(ctx, o.binary, dir,
 		"DSEC_EDGE_BACKENDS="+o.backend,
 		"DSEC_EDGE_MAX_SANDBOXES="+strconv.Itoa(o.density+1000),
 		"DSEC_CONTAINER_WARM="+strconv.Itoa(warm),
 		"DSEC_CONTAINER_DISK_IMAGE_BYTES="+strconv.FormatInt(4*o.copySize+(4<<30), 10),
-		"DSEC_LOG_LEVEL=warn",
 	)
-	cmd.Stdout, cmd.Stderr = log, log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // ^C is ours to handle
-	if err := cmd.Start(); err != nil {
+	if err != nil {
 		return nil, err
 	}
-	s := &server{cmd: cmd, kind: dsec.Kind(o.backend), dir: dir, exited: make(chan error, 1)}
-	go func() { s.exited <- cmd.Wait() }()
-	if err := s.ready(ctx, address, filepath.Join(dir, "data", "admin.key")); err != nil {
-		end := tail(log.Name())
-		return nil, errors.Join(err, s.stop(), fmt.Errorf("its log ends with: %s", end))
+	s := &server{Server: up, kind: dsec.Kind(o.backend)}
+	if err := s.prepare(ctx); err != nil {
+		return nil, errors.Join(err, s.stop())
 	}
 	return s, nil
 }
 
-// ready waits until the server answers, and imports the layer.
-func (s *server) ready(ctx context.Context, address, keyFile string) error {
-	url := "http://" + address
-	deadline := time.NewTimer(time.Minute)
-	defer deadline.Stop()
-	for !answers(url + "/healthz") {
-		select {
-		case err := <-s.exited:
-			s.exited <- err
-			return fmt.Errorf("dsec up ended: %w", cmp.Or(err, errors.New("status 0")))
-		case <-deadline.C:
-			return errors.New("dsec up does not answer after a minute")
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(20 * time.Millisecond): // a server that is not there yet sends no event
-		}
-	}
-	var err error
-	s.url, s.key = url, strings.TrimSpace(readFile(keyFile))
-	if s.Client, err = client.New(client.Options{URL: url, APIKey: s.key}); err != nil {
-		return err
-	}
+// prepare imports the layer and looks at a first sandbox.
+func (s *server) prepare(ctx context.Context) error {
 	image, err := busyboxTar()
 	if err != nil {
 		return err
@@ -108,8 +54,11 @@ func (s *server) ready(ctx context.Context, address, keyFile string) error {
 	if _, _, err = s.ImportLayer(ctx, layerName, client.ImportOptions{}, bytes.NewReader(image)); err != nil {
 		return err
 	}
-	s.features, err = s.observe(ctx)
-	return err
+	sb, err := s.create(ctx)
+	if err == nil {
+		s.features, err = measure.Observe(ctx, sb)
+	}
+	return kill(sb, err)
 }
 
 // profile takes CPU profiles of the server, one after another, until the
@@ -119,7 +68,7 @@ func (s *server) profile(ctx context.Context, prefix string) func() error {
 	done := make(chan error, 1)
 	go func() {
 		for n := 0; ; n++ {
-			b, err := s.get(ctx, "/debug/pprof/profile?seconds=3")
+			b, err := s.Get(ctx, "/debug/pprof/profile?seconds=3")
 			if ctx.Err() != nil {
 				done <- nil
 				return
@@ -136,43 +85,9 @@ func (s *server) profile(ctx context.Context, prefix string) func() error {
 	return func() error { cancel(); return <-done }
 }
 
-// get reads what the server serves beside its API to whom has its key.
-func (s *server) get(ctx context.Context, path string) ([]byte, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, s.url+path, nil)
-	if err != nil {
-		return nil, err
-	}
-	req.Header.Set("Authorization", "Bearer "+s.key)
-	res, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = res.Body.Close() }()
-	if res.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("%s: %s", path, res.Status)
-	}
-	return io.ReadAll(res.Body)
-}
-
-// stop ends the server as a person would, and reports one that cannot. What it
-// keeps for its next start, which will not come, is taken away.
-func (s *server) stop() error {
-	defer func() {
-		unmountBelow(s.dir)
-		_ = os.RemoveAll(s.dir)
-	}()
-	if s.Client != nil {
-		s.Close()
-	}
-	_ = s.cmd.Process.Signal(syscall.SIGTERM)
-	select {
-	case err := <-s.exited:
-		return err
-	case <-time.After(time.Minute):
-		_ = s.cmd.Process.Kill()
-		return errors.New("dsec up did not end within a minute of SIGTERM")
-	}
-}
+// stop ends the server. What it keeps for its next start, which will not come, is
+// taken away.
+func (s *server) stop() error { return errors.Join(s.End(), s.Remove()) }
 
 // create makes a sandbox of the bench's layer.
 func (s *server) create(ctx context.Context) (*client.Sandbox, error) {
@@ -205,28 +120,6 @@ func runTrue(ctx context.Context, sb *client.Sandbox) error {
 		err = fmt.Errorf("/bin/true ended with %+v", outcome)
 	}
 	return err
-}
-
-func freeAddress() (string, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", err
-	}
-	return l.Addr().String(), l.Close()
-}
-
-func answers(url string) bool {
-	res, err := http.Get(url) //nolint:gosec,noctx // our own server on loopback
-	if err != nil {
-		return false
-	}
-	_ = res.Body.Close()
-	return res.StatusCode == http.StatusOK
-}
-
-func tail(path string) string {
-	text := readFile(path)
-	return text[max(0, len(text)-600):]
 }
 
 // busyboxTar is the root file system of every contestant: static busybox.

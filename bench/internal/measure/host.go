@@ -1,9 +1,10 @@
-package main
+package measure
 
 import (
 	"fmt"
 	"os"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -11,28 +12,28 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// hostFacts name the machine in one line.
-func hostFacts() string {
+// HostFacts name the machine in one line.
+func HostFacts() string {
 	var u unix.Utsname
 	_ = unix.Uname(&u)
 	model := "unknown CPU"
-	for line := range strings.Lines(readFile("/proc/cpuinfo")) {
+	for line := range strings.Lines(ReadFile("/proc/cpuinfo")) {
 		if name, value, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(name) == "model name" {
 			model = strings.TrimSpace(value)
 			break
 		}
 	}
-	return fmt.Sprintf("%d x %s, %d GiB, Linux %s", runtime.NumCPU(), model, meminfo("MemTotal")>>30, unix.ByteSliceToString(u.Release[:]))
+	return fmt.Sprintf("%d x %s, %d GiB, Linux %s", runtime.NumCPU(), model, Meminfo("MemTotal")>>30, unix.ByteSliceToString(u.Release[:]))
 }
 
-func readFile(path string) string {
+func ReadFile(path string) string {
 	b, _ := os.ReadFile(path)
 	return string(b)
 }
 
 // meminfo is a value of /proc/meminfo in bytes.
-func meminfo(name string) int64 {
-	for line := range strings.Lines(readFile("/proc/meminfo")) {
+func Meminfo(name string) int64 {
+	for line := range strings.Lines(ReadFile("/proc/meminfo")) {
 		if f := strings.Fields(line); len(f) > 1 && f[0] == name+":" {
 			kib, _ := strconv.ParseInt(f[1], 10, 64)
 			return kib << 10
@@ -43,15 +44,15 @@ func meminfo(name string) int64 {
 
 // load is the load of the last minute.
 func load() float64 {
-	first, _, _ := strings.Cut(readFile("/proc/loadavg"), " ")
+	first, _, _ := strings.Cut(ReadFile("/proc/loadavg"), " ")
 	v, _ := strconv.ParseFloat(first, 64)
 	return v
 }
 
 // machineCPU is the time that all CPUs were busy since boot. /proc/stat counts
 // in hundredths of a second, which a round of samples is long enough for.
-func machineCPU() time.Duration {
-	line, _, _ := strings.Cut(readFile("/proc/stat"), "\n")
+func MachineCPU() time.Duration {
+	line, _, _ := strings.Cut(ReadFile("/proc/stat"), "\n")
 	var busy int64
 	for i, f := range strings.Fields(line) {
 		if i == 0 || i == 4 || i == 5 || i > 8 { // name, idle, iowait, guest
@@ -66,9 +67,9 @@ func machineCPU() time.Duration {
 // privateMemory is the memory that only this process holds, in bytes: its
 // anonymous pages. The kernel's Private_ counters also hold the pages of its
 // program where no second process runs it, all of them dirty on a tmpfs.
-func privateMemory(pid int) int64 {
+func PrivateMemory(pid int) int64 {
 	var total int64
-	for line := range strings.Lines(readFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))) {
+	for line := range strings.Lines(ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))) {
 		if f := strings.Fields(line); len(f) > 1 && f[0] == "Anonymous:" {
 			kib, _ := strconv.ParseInt(f[1], 10, 64)
 			total += kib << 10
@@ -78,11 +79,24 @@ func privateMemory(pid int) int64 {
 }
 
 // raise sets a sysctl to at least value and returns how to set it back.
-func raise(path string, value int64) func() {
-	old := strings.TrimSpace(readFile(path))
+func Raise(path string, value int64) func() {
+	old := strings.TrimSpace(ReadFile(path))
 	if n, err := strconv.ParseInt(old, 10, 64); err != nil || n >= value {
 		return func() {}
 	}
 	_ = os.WriteFile(path, []byte(strconv.FormatInt(value, 10)), 0)
 	return func() { _ = os.WriteFile(path, []byte(old), 0) }
+}
+
+// UnmountBelow takes away what a rival left mounted in our own directory.
+func UnmountBelow(dir string) {
+	var points []string
+	for line := range strings.Lines(ReadFile("/proc/self/mountinfo")) {
+		if f := strings.Fields(line); len(f) > 4 && strings.HasPrefix(f[4], dir+"/") {
+			points = append(points, f[4])
+		}
+	}
+	for _, p := range slices.Backward(points) {
+		_ = unix.Unmount(p, unix.MNT_DETACH)
+	}
 }

@@ -1,20 +1,17 @@
-package main
+package measure
 
 import (
 	"context"
 	"fmt"
 	"os"
 	"strings"
+
+	"github.com/opendsec/dsec/client"
 )
 
-// observe finds out from inside a sandbox what isolates it: what is printed
+// Observe finds out from inside a sandbox with ls and cat in /bin what isolates it: what is printed
 // beside a figure is what was in force, not what was meant to be.
-func (s *server) observe(ctx context.Context) (features []string, err error) {
-	sb, err := s.create(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = kill(sb, err) }()
+func Observe(ctx context.Context, sb *client.Sandbox) (features []string, err error) {
 	read := func(argv ...string) string {
 		out, _, cerr := sb.Command(argv...).Output(ctx)
 		if cerr != nil && err == nil {

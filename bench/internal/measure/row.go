@@ -1,4 +1,7 @@
-package main
+// Package measure is what the programs of bench share: a row of results beside a
+// rival's, contestants that take turns, facts of the host, and a `dsec up` of one's
+// own.
+package measure
 
 import (
 	"bytes"
@@ -14,8 +17,8 @@ import (
 	"time"
 )
 
-// row is one figure beside one rival's.
-type row struct {
+// Row is one figure beside one rival's.
+type Row struct {
 	ID         string   `json:"id"`
 	Value      float64  `json:"value"`
 	Unit       string   `json:"unit"`
@@ -43,12 +46,12 @@ type row struct {
 type direction int
 
 const (
-	atMost direction = iota
-	atLeast
+	AtMost direction = iota
+	AtLeast
 )
 
-func newRow(id, what, unit string, value float64) row {
-	return row{ID: id, What: what, Unit: unit, Value: round(value), Host: hostFacts(), Load: load(), Time: time.Now().UTC().Format(time.RFC3339), Features: []string{}}
+func NewRow(id, what, unit string, value float64) Row {
+	return Row{ID: id, What: what, Unit: unit, Value: round(value), Host: HostFacts(), Load: load(), Time: time.Now().UTC().Format(time.RFC3339), Features: []string{}}
 }
 
 // round keeps four digits: more are noise.
@@ -62,9 +65,9 @@ func round(v float64) float64 {
 
 func ptr(v float64) *float64 { v = round(v); return &v }
 
-func (r row) target(d direction, must, aim float64) row {
+func (r Row) Target(d direction, must, aim float64) Row {
 	r.direction, r.Must, r.Aim = d, ptr(must), ptr(aim)
-	reached := func(t float64) bool { return d == atMost && r.Value <= t || d == atLeast && r.Value >= t }
+	reached := func(t float64) bool { return d == AtMost && r.Value <= t || d == AtLeast && r.Value >= t }
 	switch {
 	case reached(aim):
 		r.Met = "aim"
@@ -76,36 +79,36 @@ func (r row) target(d direction, must, aim float64) row {
 	return r
 }
 
-func (r row) floor(v float64) row        { r.Floor = ptr(v); return r }
-func (r row) noted(note string) row      { r.Note = note; return r }
-func (r row) with(features []string) row { r.Features = append([]string{}, features...); return r }
-func (r row) against(name string, v float64) row {
+func (r Row) WithFloor(v float64) Row    { r.Floor = ptr(v); return r }
+func (r Row) Noted(note string) Row      { r.Note = note; return r }
+func (r Row) With(features []string) Row { r.Features = append([]string{}, features...); return r }
+func (r Row) Against(name string, v float64) Row {
 	r.Rival, r.RivalValue = name, ptr(v)
 	return r
 }
 
-func (r row) details(s *samples) row {
-	r.P99, r.Samples = ptr(s.p99()), len(s.times)
-	if s.cpu > 0 {
-		r.CPU = ptr(s.cpuMS())
+func (r Row) Details(s *Samples) Row {
+	r.P99, r.Samples = ptr(s.P99()), len(s.Times)
+	if s.CPU > 0 {
+		r.CPU = ptr(s.CPUMS())
 	}
 	return r
 }
 
 // rivalled is against where the rival was measured; see compact.
-func (r row) rivalled(name string, s *samples) row {
+func (r Row) Rivalled(name string, s *Samples) Row {
 	if s == nil {
 		r.absent = true
 		return r
 	}
-	r = r.against(name, s.p50())
-	r.Note = strings.TrimSpace(fmt.Sprintf("%s rival: p99 %.3g ms, CPU %.3g ms", r.Note, s.p99(), s.cpuMS()))
+	r = r.Against(name, s.P50())
+	r.Note = strings.TrimSpace(fmt.Sprintf("%s rival: p99 %.3g ms, CPU %.3g ms", r.Note, s.P99(), s.CPUMS()))
 	return r
 }
 
 // compact drops rows of absent rivals, but for one if all are absent.
-func compact(rows []row) []row {
-	var kept []row
+func Compact(rows []Row) []Row {
+	var kept []Row
 	for _, r := range rows {
 		if !r.absent {
 			kept = append(kept, r)
@@ -117,9 +120,17 @@ func compact(rows []row) []row {
 	return kept
 }
 
-func write(dir string, rows []row) error {
-	results := filepath.Join(dir, "results")
-	if err := os.MkdirAll(results, 0o755); err != nil {
+// Report is where rows are written, for programs and for people.
+type Report struct {
+	JSON, Markdown string // paths
+	Title          string
+	Command        string // which writes it
+	Notes          string // below the table
+}
+
+// Write replaces both files.
+func (p Report) Write(rows []Row) error {
+	if err := os.MkdirAll(filepath.Dir(p.JSON), 0o755); err != nil {
 		return err
 	}
 	b, err := json.MarshalIndent(rows, "", "  ")
@@ -127,15 +138,12 @@ func write(dir string, rows []row) error {
 		return err
 	}
 	var text bytes.Buffer
-	fmt.Fprintf(&text, "# Results\n\nWritten by `make bench`; edit nothing here. Host: %s. %s.\n\n", rows[0].Host, rows[0].Time)
-	markdown(&text, rows)
-	return errors.Join(
-		os.WriteFile(filepath.Join(results, "container.json"), append(b, '\n'), 0o644),
-		os.WriteFile(filepath.Join(dir, "RESULTS.md"), text.Bytes(), 0o644),
-	)
+	fmt.Fprintf(&text, "# %s\n\nWritten by `%s`; edit nothing here. Host: %s. %s.\n\n", p.Title, p.Command, rows[0].Host, rows[0].Time)
+	markdown(&text, rows, p.Notes)
+	return errors.Join(os.WriteFile(p.JSON, append(b, '\n'), 0o644), os.WriteFile(p.Markdown, text.Bytes(), 0o644))
 }
 
-func markdown(w io.Writer, rows []row) {
+func markdown(w io.Writer, rows []Row, notes string) {
 	fmt.Fprintln(w, "| id | what | value | p99 | CPU ms | floor | rival | its value | must / aim | met | load |")
 	fmt.Fprintln(w, "|---|---|---|---|---|---|---|---|---|---|---|")
 	for _, r := range rows {
@@ -143,8 +151,7 @@ func markdown(w io.Writer, rows []row) {
 			number(r.P99), number(r.CPU), number(r.Floor), r.Rival, number(r.RivalValue), number(r.Must), number(r.Aim), r.Met, r.Load)
 	}
 	fmt.Fprintln(w, "\nIn force in every sandbox measured:", strings.Join(rows[0].Features, ", ")+".")
-	fmt.Fprintln(w, "\nCPU ms is time of all the machine's CPUs for one sample, the client's included. The floor is what the kernel alone takes for the same,")
-	fmt.Fprintln(w, "without limits, layers or an API. Contestants took turns round by round; rivals ran by posix_spawn, without a shell.")
+	fmt.Fprintln(w, "\n"+notes)
 	for _, r := range rows {
 		if r.Note != "" {
 			fmt.Fprintf(w, "\n- %s %s: %s\n", r.ID, r.Rival, r.Note)
@@ -160,7 +167,7 @@ func number(v *float64) string {
 }
 
 // printRows shows them on a terminal.
-func printRows(w io.Writer, rows []row) {
+func Print(w io.Writer, rows []Row) {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	defer func() { _ = t.Flush() }()
 	fmt.Fprintln(t, "ID\tVALUE\tP99\tCPU MS\tRIVAL\tITS VALUE\tMUST / AIM\tMET")
