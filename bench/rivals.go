@@ -16,8 +16,6 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/opendsec/dsec/bench/internal/measure"
 )
 
@@ -65,8 +63,8 @@ func findRivals(work string) (rivals, func(), error) {
 			fmt.Fprintf(os.Stderr, "bench: %s is not installed: no figure for it\n", r.name)
 		}
 	}
-	undoCgroup := hybridForCrun(work)
-	undoParent := removePodmanParent()
+	undoCgroup := measure.HybridForCrun(work)
+	undoParent := measure.RemovePodmanParent()
 	return found, func() { measure.UnmountBelow(work); undoParent(); undoCgroup() }, nil
 }
 
@@ -234,7 +232,7 @@ func spawn(flags uintptr) func(ctx context.Context) (time.Duration, error) {
 }
 
 func unpackBusybox(root string) error {
-	image, err := busyboxTar()
+	image, err := measure.BusyboxTar()
 	if err != nil {
 		return err
 	}
@@ -257,45 +255,6 @@ func unpackBusybox(root string) error {
 		}
 		if err != nil {
 			return err
-		}
-	}
-}
-
-// hybridForCrun lets crun run on the v1+v2 hybrid: it refuses to while a
-// controller is on v2, which mounting hugetlb as v1, anywhere, takes away.
-func hybridForCrun(work string) func() {
-	controllers := strings.Fields(measure.ReadFile("/sys/fs/cgroup/unified/cgroup.controllers"))
-	if !slices.Contains(controllers, "hugetlb") {
-		return func() {}
-	}
-	dir := filepath.Join(work, "hugetlb")
-	if os.Mkdir(dir, 0o700) != nil || unix.Mount("cgroup", dir, "cgroup", 0, "hugetlb") != nil {
-		return func() {}
-	}
-	return func() { _ = unix.Unmount(dir, unix.MNT_DETACH) }
-}
-
-// removePodmanParent returns what removes the empty cgroups that podman leaves
-// in every hierarchy, unless it was there before.
-func removePodmanParent() func() {
-	places := func() []string {
-		one, _ := filepath.Glob("/sys/fs/cgroup/libpod_parent")
-		more, _ := filepath.Glob("/sys/fs/cgroup/*/libpod_parent")
-		return append(one, more...)
-	}
-	if len(places()) > 0 {
-		return func() {}
-	}
-	return func() {
-		// conmon ends some time after podman rm has returned.
-		for try := 0; try < 100 && len(places()) > 0; try++ {
-			for _, dir := range places() {
-				below, _ := filepath.Glob(dir + "/*")
-				for _, d := range append(below, dir) {
-					_ = unix.Rmdir(d) // refuses what is in use
-				}
-			}
-			<-time.After(20 * time.Millisecond)
 		}
 	}
 }

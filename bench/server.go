@@ -1,7 +1,6 @@
 package main
 
 import (
-	"archive/tar"
 	"bytes"
 	"context"
 	"errors"
@@ -47,7 +46,7 @@ func startServer(ctx context.Context, o options, work string, warm int) (*server
 
 // prepare imports the layer and looks at a first sandbox.
 func (s *server) prepare(ctx context.Context) error {
-	image, err := busyboxTar()
+	image, err := measure.BusyboxTar()
 	if err != nil {
 		return err
 	}
@@ -120,46 +119,4 @@ func runTrue(ctx context.Context, sb *client.Sandbox) error {
 		err = fmt.Errorf("/bin/true ended with %+v", outcome)
 	}
 	return err
-}
-
-// busyboxTar is the root file system of every contestant: static busybox.
-func busyboxTar() ([]byte, error) {
-	binary, err := busybox()
-	if err != nil {
-		return nil, err
-	}
-	var b bytes.Buffer
-	w := tar.NewWriter(&b)
-	for _, dir := range []string{"bin", "dev", "etc", "proc", "root", "sys", "tmp"} {
-		_ = w.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: dir + "/", Mode: 0o755})
-	}
-	files := []struct {
-		name string
-		mode int64
-		data []byte
-	}{
-		{"bin/busybox", 0o755, binary},
-		{"etc/passwd", 0o644, []byte("root:x:0:0:root:/root:/bin/sh\n")},
-		{"etc/group", 0o644, []byte("root:x:0:\n")},
-	}
-	for _, f := range files {
-		_ = w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: f.name, Mode: f.mode, Size: int64(len(f.data))})
-		if _, err := w.Write(f.data); err != nil {
-			return nil, err
-		}
-	}
-	for _, name := range []string{"sh", "true", "cat", "ls", "sleep", "tar"} {
-		_ = w.WriteHeader(&tar.Header{Typeflag: tar.TypeSymlink, Name: "bin/" + name, Linkname: "busybox", Mode: 0o777})
-	}
-	err = w.Close() // writes the end mark
-	return b.Bytes(), err
-}
-
-func busybox() ([]byte, error) {
-	for _, path := range []string{"/bin/busybox", "/usr/bin/busybox"} {
-		if b, err := os.ReadFile(path); err == nil {
-			return b, nil
-		}
-	}
-	return nil, errors.New("no busybox: install busybox-static")
 }
