@@ -11,8 +11,8 @@ import (
 func BusyboxTar() ([]byte, error) {
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
-	err := AddBusybox(w)
-	return b.Bytes(), errors.Join(err, w.Close())
+	err := errors.Join(AddBusybox(w), w.Close())
+	return b.Bytes(), err
 }
 
 // AddBusybox writes a root file system of static busybox to a tar.
