@@ -28,7 +28,7 @@ CRASH_PKGS    = $(shell grep -rl --include='*_test.go' '^func TestCrash' cmd int
 FUZZTIME     ?= 30s
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build generate gen check lint vet s3server unit root-test crash-test python-test test test-guest fuzz bench pgo demo \
+.PHONY: help setup build generate gen check lint vet s3server unit root-test crash-test python-test test test-guest fuzz bench bench-layers pgo demo environments \
         sbom deb install clean
 
 help: ## print this
@@ -99,6 +99,10 @@ bench: build ## measure against crun, runc, podman and bubblewrap, as root: benc
 	@scripts/setup bench
 	$(GO) run ./bench
 
+bench-layers: build ## measure layers against tar, mkfs.erofs and podman, as root: bench/LAYERS.md
+	@scripts/setup bench
+	$(GO) run ./bench/layers
+
 pgo: build ## profile the server under the bench's load, for the compiler: cmd/dsec/default.pgo
 	@rm -rf $(OUT)/profiles && mkdir -p $(OUT)/profiles
 	$(GO) run ./bench -rounds 4 -sustain 20 -only C1,C2,X1,F1 -out $(OUT)/profiles -profiles $(OUT)/profiles
@@ -106,6 +110,9 @@ pgo: build ## profile the server under the bench's load, for the compiler: cmd/d
 
 demo: setup build ## the main job on real input: three real bugs, 8 attempts each, at once
 	@$(PY) demo/demo.py
+
+environments: setup build ## real environments of Python, Go and C++, and a real task in each
+	@$(PY) demo/environments.py
 
 sbom: build ## third-party notices and an SPDX bill of materials in dist/
 	@$(GO) run ./scripts/sbom bin/dsec dist

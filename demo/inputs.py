@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 BASE = "demo-base:bookworm"
+VENV_PYTHON = str(Path(__file__).resolve().parent.parent / ".venv/bin/python")
 BASE_PACKAGES = "python3,python3-pip,git,gcc,libc6-dev"
 
 
@@ -67,11 +68,12 @@ def load(path: Path) -> tuple[list[Task], Toolkit]:
     return [Task(**t) for t in document["task"]], Toolkit(**document["toolkit"])
 
 
-async def run(*argv: str, env: dict[str, str] | None = None) -> None:
+async def run(*argv: str, env: dict[str, str] | None = None, cwd: Path | None = None) -> None:
     """Run a program, and show what it said only if it failed."""
     process = await asyncio.create_subprocess_exec(
         *argv,
         env={**os.environ, **(env or {})},
+        cwd=cwd,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
@@ -126,7 +128,7 @@ async def toolkit_tar(toolkit: Toolkit, cache: Path) -> Path:
             "--python-version", "3.11", "--target", str(target), "-r", str(requirements),
         )  # fmt: skip
         with tarfile.open(tar, "w") as out:
-            out.add(Path(tmp, "root"), arcname=".", filter=_owned_by_root)
+            out.add(Path(tmp, "root"), arcname=".", filter=owned_by_root)
     return tar
 
 
@@ -204,7 +206,8 @@ def _add_directory(out: tarfile.TarFile, path: PurePosixPath) -> None:
         out.addfile(info)
 
 
-def _owned_by_root(info: tarfile.TarInfo) -> tarfile.TarInfo:
+def owned_by_root(info: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Make a member of a tar be root's."""
     info.uid = info.gid = 0
     info.uname = info.gname = "root"
     if info.isdir():
@@ -213,5 +216,4 @@ def _owned_by_root(info: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 async def _pip(*args: str) -> None:
-    python = Path(__file__).resolve().parent.parent / ".venv/bin/python"
-    await run(str(python), "-m", "pip", "--quiet", "--disable-pip-version-check", "--no-input", *args)
+    await run(VENV_PYTHON, "-m", "pip", "--quiet", "--disable-pip-version-check", "--no-input", *args)

@@ -166,12 +166,17 @@ func number(v *float64) string {
 	return fmt.Sprintf("%.4g", *v)
 }
 
-// printRows shows them on a terminal.
+// Print shows rows on a terminal.
 func Print(w io.Writer, rows []Row) {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	defer func() { _ = t.Flush() }()
 	fmt.Fprintln(t, "ID\tVALUE\tP99\tCPU MS\tRIVAL\tITS VALUE\tMUST / AIM\tMET")
 	for _, r := range rows {
 		fmt.Fprintf(t, "%s\t%s %s\t%s\t%s\t%s\t%s\t%s / %s\t%s\n", r.ID, number(&r.Value), r.Unit, number(r.P99), number(r.CPU), r.Rival, number(r.RivalValue), number(r.Must), number(r.Aim), r.Met)
+	}
+	_ = t.Flush()
+	for _, r := range rows {
+		if r.Note != "" {
+			fmt.Fprintf(w, "%s %s: %s\n", r.ID, r.Rival, r.Note)
+		}
 	}
 }
