@@ -133,7 +133,7 @@ async def go_workspace(e: Environment, root: Path) -> None:
         os.chmod(directory, 0o755)  # the cache has them read-only
     modules = root / e.env["GOMODCACHE"].lstrip("/")
     await run(
-        "go", "mod", "download", cwd=workdir, env={"GOMODCACHE": str(modules), "GOFLAGS": "-modcacherw"}
+        "go", "mod", "download", cwd=workdir, env={"GOMODCACHE": str(modules), "GOFLAGS": "-modcacherw", "GOWORK": "off"}
     )
 
 

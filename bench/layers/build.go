@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -20,8 +21,18 @@ import (
 // buildScript compiles a real program and all that it is made of, from nothing.
 const buildScript = `set -e
 /bin/busybox rm -rf /build/cache /build/out
-GOCACHE=/build/cache /usr/local/go/bin/go build -o /build/out cmd/gofmt
-test -x /build/out`
+GOCACHE=/build/cache /usr/local/go/bin/go build -o /build/out $PACKAGE
+/bin/busybox test -e /build/out`
+
+// buildEnv says what is built: to try the program out, a package of few lines.
+func (b *bench) buildEnv() map[string]string {
+	env := maps.Clone(goEnv)
+	env["PACKAGE"] = "cmd/gofmt"
+	if b.quick {
+		env["PACKAGE"] = "errors"
+	}
+	return env
+}
 
 // runs are builds of one contestant.
 type runs struct {
@@ -64,7 +75,7 @@ func build(ctx context.Context, b *bench) (rows []measure.Row, err error) {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(root)) }()
-	l, err := newLocal(root, large)
+	l, err := newLocal(root, large, b.buildEnv())
 	if err != nil {
 		return nil, err
 	}
@@ -101,7 +112,7 @@ func (b *bench) coldBuilds(ctx context.Context, n *node, l *local, times int, go
 		}
 		sb, err := n.create(ctx, large, variantName(i))
 		if err == nil {
-			err = buildIn(ctx, sb, got["dsec"])
+			err = b.buildIn(ctx, sb, got["dsec"])
 		}
 		if err := kill(sb, err); err != nil {
 			return err
@@ -123,10 +134,10 @@ func (b *bench) warmBuilds(ctx context.Context, n *node, l *local, variant int, 
 		return err
 	}
 	var ignored runs // warms
-	err = errors.Join(buildIn(ctx, sb, &ignored), l.build(ctx, &ignored))
+	err = errors.Join(b.buildIn(ctx, sb, &ignored), l.build(ctx, &ignored))
 	for range b.rounds {
 		if err == nil {
-			err = buildIn(ctx, sb, got["dsec"])
+			err = b.buildIn(ctx, sb, got["dsec"])
 		}
 		if err == nil {
 			err = l.build(ctx, got["ext4"])
@@ -135,9 +146,9 @@ func (b *bench) warmBuilds(ctx context.Context, n *node, l *local, variant int, 
 	return kill(sb, err)
 }
 
-func buildIn(ctx context.Context, sb *client.Sandbox, r *runs) error {
+func (b *bench) buildIn(ctx context.Context, sb *client.Sandbox, r *runs) error {
 	cmd := sb.Command("/bin/sh", "-c", buildScript)
-	cmd.Env = goEnv
+	cmd.Env = b.buildEnv()
 	var outcome dsec.Outcome
 	wall, err := measure.Timed(func() (err error) { outcome, err = cmd.Run(ctx); return })
 	if err == nil && !outcome.OK() {
@@ -150,12 +161,13 @@ func buildIn(ctx context.Context, sb *client.Sandbox, r *runs) error {
 // local is a tree on this machine's disk, and groups with the limits of a sandbox.
 type local struct {
 	root   string
+	env    []string // of the build
 	groups []string
 }
 
 // newLocal makes cgroups, of version 1 where the machine has its controllers there.
-func newLocal(root string, limits dsec.Limits) (*local, error) {
-	l := &local{root: root}
+func newLocal(root string, limits dsec.Limits, env map[string]string) (*local, error) {
+	l := &local{root: root, env: pairs(env)}
 	name := fmt.Sprintf("dsec-bench-%d", os.Getpid())
 	memory, pids := strconv.FormatInt(limits.MemoryBytes, 10), strconv.FormatInt(limits.Pids, 10)
 	quota := strconv.FormatInt(limits.MilliCPU*100, 10)
@@ -196,7 +208,7 @@ exec /bin/busybox chroot "$DSEC_BENCH_ROOT" /bin/sh -c "$DSEC_BENCH_SCRIPT"`
 
 func (l *local) build(ctx context.Context, r *runs) error {
 	cmd := exec.CommandContext(ctx, "/bin/busybox", "sh", "-c", localScript)
-	cmd.Env = append([]string{"DSEC_BENCH_GROUPS=" + strings.Join(l.groups, " "), "DSEC_BENCH_ROOT=" + l.root, "DSEC_BENCH_SCRIPT=" + buildScript}, pairs(goEnv)...)
+	cmd.Env = append([]string{"DSEC_BENCH_GROUPS=" + strings.Join(l.groups, " "), "DSEC_BENCH_ROOT=" + l.root, "DSEC_BENCH_SCRIPT=" + buildScript}, l.env...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
 	var out []byte
 	wall, err := measure.Timed(func() (err error) { out, err = cmd.CombinedOutput(); return })

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"strconv"
 
 	"github.com/opendsec/dsec/bench/internal/measure"
@@ -26,7 +27,7 @@ func pageCache(ctx context.Context, b *bench) (rows []measure.Row, err error) {
 	if err := n.loadVariants(ctx, b.tree, 0, 1); err != nil {
 		return nil, err
 	}
-	if err := forgetBelow(n.Dir); err != nil {
+	if err := forgetBelow(filepath.Join(n.Dir, "data")); err != nil {
 		return nil, err
 	}
 	held := make([]*client.Sandbox, b.many)
