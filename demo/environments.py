@@ -93,6 +93,7 @@ async def server() -> AsyncIterator[DSecClient]:
         "DSEC_DATA_DIR": str(data),
         "DSEC_API_LISTEN": ADDRESS,
         "DSEC_LAYERS_STORE": str(STORE),
+        "DSEC_CONTAINER_DISK_IMAGE_BYTES": str(6 << 30),
     }
     with log.open("ab") as out:
         process = subprocess.Popen(
@@ -193,6 +194,9 @@ async def environments(names: list[str]) -> int:
             f"no environment {', '.join(sorted(unknown))}; there are {', '.join(e.name for e in all_of_them)}"
         )
     bad = []
+    current = asyncio.current_task()
+    assert current is not None  # asyncio.run made one
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, current.cancel)
     async with server() as client:
         for e in all_of_them:
             if (not names or e.name in names) and not await environment(client, e):
@@ -206,6 +210,8 @@ def main() -> int:
     """Run what the command line names; what goes wrong is one line."""
     try:
         return asyncio.run(environments(sys.argv[1:]))
+    except* asyncio.CancelledError:
+        print("\nenvironments: ended by a signal", file=sys.stderr)
     except* (DemoError, DSecError, OSError) as group:
         for e in group.exceptions:
             print(f"\nenvironments: {e}", file=sys.stderr)

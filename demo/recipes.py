@@ -36,6 +36,7 @@ class Environment:
     memory_mb: int
     steps: list[list[str]]
     version: str = ""
+    packages: list[str] = field(default_factory=list)
     dependencies: list[str] = field(default_factory=list)
     tools: list[str] = field(default_factory=list)
     debian_tools: list[str] = field(default_factory=list)
@@ -125,7 +126,7 @@ async def wheels(names: list[str], root: Path) -> None:
 
 
 async def go_workspace(e: Environment, root: Path) -> None:
-    """Copy a module, and download all modules that it depends on."""
+    """Copy a module, and download the modules that the packages of the task depend on."""
     source = json.loads(output("go", "mod", "download", "-json", f"{e.project}@{e.version}"))["Dir"]
     workdir = root / e.workdir.lstrip("/")
     shutil.copytree(source, workdir, copy_function=shutil.copyfile)
@@ -133,7 +134,13 @@ async def go_workspace(e: Environment, root: Path) -> None:
         os.chmod(directory, 0o755)  # the cache has them read-only
     modules = root / e.env["GOMODCACHE"].lstrip("/")
     await run(
-        "go", "mod", "download", cwd=workdir, env={"GOMODCACHE": str(modules), "GOFLAGS": "-modcacherw", "GOWORK": "off"}
+        "go",
+        "list",
+        "-deps",
+        "-test",
+        *e.packages,
+        cwd=workdir,
+        env={"GOMODCACHE": str(modules), "GOFLAGS": "-modcacherw", "GOWORK": "off"},
     )
 
 

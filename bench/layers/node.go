@@ -32,7 +32,7 @@ func (b *bench) newNode(ctx context.Context, env ...string) (*node, error) {
 	if err != nil {
 		return nil, err
 	}
-	n := &node{b: b, env: append([]string{"DSEC_EDGE_BACKENDS=container", "DSEC_EDGE_MAX_SANDBOXES=4000"}, env...)}
+	n := &node{b: b, env: append([]string{"DSEC_EDGE_BACKENDS=container", "DSEC_EDGE_MAX_SANDBOXES=4000", "DSEC_CONTAINER_DISK_IMAGE_BYTES=4294967296"}, env...)}
 	if n.Server, err = measure.StartServer(ctx, b.binary, dir, n.env...); err != nil {
 		return nil, err
 	}
