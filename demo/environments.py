@@ -93,7 +93,7 @@ async def server() -> AsyncIterator[DSecClient]:
         "DSEC_DATA_DIR": str(data),
         "DSEC_API_LISTEN": ADDRESS,
         "DSEC_LAYERS_STORE": str(STORE),
-        "DSEC_CONTAINER_DISK_IMAGE_BYTES": str(6 << 30),
+        "DSEC_CONTAINER_DISK_IMAGE_BYTES": str(3 << 30),
     }
     with log.open("ab") as out:
         process = subprocess.Popen(
@@ -134,6 +134,7 @@ async def layers_of(client: DSecClient, e: Environment) -> list[Layer]:
             made = time.monotonic()
             imported = await client.import_layer(tar, name=name, kind=kind)
             size = tar.stat().st_size / 1e6
+            tar.unlink()  # the store has it
             print(
                 f"{name}: {size:.0f} MB, made in {made - started:.0f} s,",
                 f"imported in {time.monotonic() - made:.1f} s",
@@ -169,7 +170,7 @@ async def environment(client: DSecClient, e: Environment) -> bool:
     args = DSecContainerRunArgs(
         container_image=e.layer("base"), workspace=e.layer("workspace"), toolkits=[e.layer("toolkit")],
         memory_limit_mb=e.memory_mb, cpu_cores_limit=2, pids_limit=1024,
-        disk_limit_mb=4096, disk_inodes_limit=200_000,
+        disk_limit_mb=2560, disk_inodes_limit=200_000,
         workdir=e.workdir, env=e.env, job="environments",
     )  # fmt: skip
     started = time.monotonic()
