@@ -359,7 +359,7 @@ func (c *cache) call(ctx context.Context, im *image, r Range, failed func()) ([]
 		return b, err
 	case <-ctx.Done():
 		go func() {
-			_ = <-done
+			c.log.Debug("a call to the store ended late", "key", im.Key, "error", <-done)
 			failed()
 		}()
 		return nil, context.Cause(ctx)
