@@ -41,7 +41,7 @@ func (v service) PrefetchLayer(ctx context.Context, req *connect.Request[dsecv1.
 		if p := now.Swap(nil); p != nil && err == nil {
 			if err = stream.Send(p); err != nil && !ended {
 				cancel() // whoever asked is gone
-				<-done
+				_ = <-done
 			}
 		}
 		if ended || err != nil {

@@ -1,74 +1,102 @@
 package layer
 
 import (
+	"bytes"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
+	"sync"
 
 	"github.com/erofs/go-erofs"
 )
 
 // OpenFS opens a layer's files for reading, as go-erofs shows them. Whoever calls
-// holds the layer, and closes what it got.
+// holds the layer, and closes what it got; ctx is that of all reads. Data come from
+// the store and are checked, not through Lazy: a process must not read through a
+// FUSE connection that it holds itself.
 func (s *Store) OpenFS(ctx context.Context, digest string) (fs.FS, io.Closer, error) {
-	files, err := s.Open(ctx, digest)
+	e, err := s.find(ctx, digest)
 	if err != nil {
 		return nil, nil, err
 	}
-	all := closers(files)
-	var opts []erofs.OpenOpt
-	for _, f := range files[1:] {
-		opts = append(opts, erofs.WithExtraDevices(f))
-	}
-	img, err := erofs.Open(wholeImage(files), opts...)
+	index, err := os.Open(s.imageFile(e.meta))
 	if err != nil {
-		return nil, nil, errors.Join(fmt.Errorf("open layer %s: %w", digest, err), all.Close())
+		return nil, nil, storeError("open layer", err)
 	}
-	return img, all, nil
+	image := &wholeImage{ctx: ctx, s: s, meta: e.meta, index: index, chunk: -1}
+	var opts []erofs.OpenOpt
+	if e.meta.old == nil && e.meta.DataSize > 0 {
+		if image.hashes, err = os.ReadFile(s.file(digest, chunksExt)); err != nil {
+			return nil, nil, errors.Join(storeError("read chunks", err), index.Close())
+		}
+		opts = append(opts, erofs.WithExtraDevices(bytes.NewReader(nil))) // which it never reads from
+	}
+	img, err := erofs.Open(image, opts...)
+	if err != nil {
+		return nil, nil, errors.Join(fmt.Errorf("open layer %s: %w", digest, err), index.Close())
+	}
+	return img, index, nil
 }
 
 // wholeImage reads an image whose data are on another device as if they were not:
 // go-erofs takes a file that is not of chunks from the first device wherever the
 // table says that its blocks are, and would find the hole there.
-type wholeImage []*os.File
+type wholeImage struct {
+	ctx    context.Context
+	s      *Store
+	meta   Meta
+	index  *os.File
+	hashes []byte // of the chunks of data; nil: there are none
+
+	mu    sync.Mutex
+	chunk int64  // which one buf has
+	buf   []byte // checked
+}
 
 // ReadAt implements io.ReaderAt.
-func (w wholeImage) ReadAt(p []byte, off int64) (n int, err error) {
-	if len(w) == 1 {
-		return w[0].ReadAt(p, off)
+func (w *wholeImage) ReadAt(p []byte, off int64) (n int, err error) {
+	if w.hashes == nil {
+		return w.index.ReadAt(p, off)
 	}
-	fi, err := w[1].Stat()
-	if err != nil {
-		return 0, err
-	}
-	end := firstBlock + fi.Size() // of the data in the image
+	end := firstBlock + w.meta.DataSize // of the data in the image
 	for n < len(p) {
-		at := off + int64(n)
-		from, file, part := at, w[0], p[n:]
+		at, part := off+int64(n), p[n:]
+		var m int
 		switch {
 		case at < firstBlock:
-			part = part[:min(int64(len(part)), firstBlock-at)]
+			m, err = w.index.ReadAt(part[:min(int64(len(part)), firstBlock-at)], at)
 		case at < end:
-			from, file, part = at-firstBlock, w[1], part[:min(int64(len(part)), end-at)]
+			m, err = w.readData(part, at-firstBlock)
+		default:
+			m, err = w.index.ReadAt(part, at)
 		}
-		m, err := file.ReadAt(part, from)
-		if n += m; err != nil && (err != io.EOF || m < len(part)) {
+		n += m
+		if err != nil && (err != io.EOF || m == 0 || at >= end) {
 			return n, err
 		}
 	}
 	return n, nil
 }
 
-type closers []*os.File
-
-// Close closes all.
-func (c closers) Close() error {
-	var errs []error
-	for _, f := range c {
-		errs = append(errs, f.Close())
+// readData reads what one chunk has of p.
+func (w *wholeImage) readData(p []byte, off int64) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	size := w.meta.ChunkSize
+	if c := off / size; c != w.chunk {
+		buf := make([]byte, min(size, w.meta.DataSize-c*size))
+		n, err := w.s.blobs.ReadAt(w.ctx, blobKey(w.meta.Digest, partData), buf, c*size)
+		if err != nil && (err != io.EOF || n < len(buf)) {
+			return 0, err
+		}
+		if sum := sha256.Sum256(buf); !bytes.Equal(sum[:], w.hashes[c*sha256.Size:(c+1)*sha256.Size]) {
+			return 0, w.s.corrupt(w.meta.Digest, partData, fmt.Errorf("chunk %d has another hash", c))
+		}
+		w.chunk, w.buf = c, buf
 	}
-	return errors.Join(errs...)
+	return copy(p, w.buf[off%size:]), nil
 }

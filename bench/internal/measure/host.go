@@ -26,12 +26,13 @@ func HostFacts() string {
 	return fmt.Sprintf("%d x %s, %d GiB, Linux %s", runtime.NumCPU(), model, Meminfo("MemTotal")>>30, unix.ByteSliceToString(u.Release[:]))
 }
 
+// ReadFile is a small file of the kernel's, empty where there is none.
 func ReadFile(path string) string {
 	b, _ := os.ReadFile(path)
 	return string(b)
 }
 
-// meminfo is a value of /proc/meminfo in bytes.
+// Meminfo is a value of /proc/meminfo in bytes.
 func Meminfo(name string) int64 {
 	for line := range strings.Lines(ReadFile("/proc/meminfo")) {
 		if f := strings.Fields(line); len(f) > 1 && f[0] == name+":" {
@@ -49,7 +50,7 @@ func load() float64 {
 	return v
 }
 
-// machineCPU is the time that all CPUs were busy since boot. /proc/stat counts
+// MachineCPU is the time that all CPUs were busy since boot. /proc/stat counts
 // in hundredths of a second, which a round of samples is long enough for.
 func MachineCPU() time.Duration {
 	line, _, _ := strings.Cut(ReadFile("/proc/stat"), "\n")
@@ -64,7 +65,7 @@ func MachineCPU() time.Duration {
 	return time.Duration(busy) * 10 * time.Millisecond
 }
 
-// privateMemory is the memory that only this process holds, in bytes: its
+// PrivateMemory is the memory that only this process holds, in bytes: its
 // anonymous pages. The kernel's Private_ counters also hold the pages of its
 // program where no second process runs it, all of them dirty on a tmpfs.
 func PrivateMemory(pid int) int64 {
@@ -78,7 +79,7 @@ func PrivateMemory(pid int) int64 {
 	return total
 }
 
-// raise sets a sysctl to at least value and returns how to set it back.
+// Raise sets a sysctl to at least value and returns how to set it back.
 func Raise(path string, value int64) func() {
 	old := strings.TrimSpace(ReadFile(path))
 	if n, err := strconv.ParseInt(old, 10, 64); err != nil || n >= value {

@@ -45,11 +45,13 @@ type Row struct {
 // direction says which side of a target is good.
 type direction int
 
+// The directions.
 const (
 	AtMost direction = iota
 	AtLeast
 )
 
+// NewRow makes a row: value is in unit.
 func NewRow(id, what, unit string, value float64) Row {
 	return Row{ID: id, What: what, Unit: unit, Value: round(value), Host: HostFacts(), Load: load(), Time: time.Now().UTC().Format(time.RFC3339), Features: []string{}}
 }
@@ -65,6 +67,7 @@ func round(v float64) float64 {
 
 func ptr(v float64) *float64 { v = round(v); return &v }
 
+// Target sets what is owed and what is wanted.
 func (r Row) Target(d direction, must, aim float64) Row {
 	r.direction, r.Must, r.Aim = d, ptr(must), ptr(aim)
 	reached := func(t float64) bool { return d == AtMost && r.Value <= t || d == AtLeast && r.Value >= t }
@@ -79,14 +82,19 @@ func (r Row) Target(d direction, must, aim float64) Row {
 	return r
 }
 
+// WithFloor sets what the kernel alone takes.
 func (r Row) WithFloor(v float64) Row    { r.Floor = ptr(v); return r }
+// Noted adds a remark for people.
 func (r Row) Noted(note string) Row      { r.Note = note; return r }
+// With sets what was in force.
 func (r Row) With(features []string) Row { r.Features = append([]string{}, features...); return r }
+// Against sets the rival and its value.
 func (r Row) Against(name string, v float64) Row {
 	r.Rival, r.RivalValue = name, ptr(v)
 	return r
 }
 
+// Details adds what the samples tell beside the median.
 func (r Row) Details(s *Samples) Row {
 	r.P99, r.Samples = ptr(s.P99()), len(s.Times)
 	if s.CPU > 0 {
@@ -95,7 +103,7 @@ func (r Row) Details(s *Samples) Row {
 	return r
 }
 
-// rivalled is against where the rival was measured; see compact.
+// Rivalled is against where the rival was measured; see compact.
 func (r Row) Rivalled(name string, s *Samples) Row {
 	if s == nil {
 		r.absent = true
@@ -106,7 +114,7 @@ func (r Row) Rivalled(name string, s *Samples) Row {
 	return r
 }
 
-// compact drops rows of absent rivals, but for one if all are absent.
+// Compact drops rows of absent rivals, but for one if all are absent.
 func Compact(rows []Row) []Row {
 	var kept []Row
 	for _, r := range rows {

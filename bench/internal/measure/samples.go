@@ -15,18 +15,22 @@ type Samples struct {
 	CPU   time.Duration // of the whole machine meanwhile
 }
 
+// Quantile is the sample below which the part q of them is.
 func (s *Samples) Quantile(q float64) time.Duration {
 	sorted := slices.Sorted(slices.Values(s.Times))
 	return sorted[min(int(q*float64(len(sorted))), len(sorted)-1)]
 }
 
+// P50 is the median in milliseconds.
 func (s *Samples) P50() float64 { return Milliseconds(s.Quantile(0.50)) }
+// P99 is the 99th percentile in milliseconds.
 func (s *Samples) P99() float64 { return Milliseconds(s.Quantile(0.99)) }
 
 // CPUMS is CPU time for one sample, of all processes of the machine: what the
 // server, the kernel and this program spent is in it, for rivals alike.
 func (s *Samples) CPUMS() float64 { return Milliseconds(s.CPU) / float64(len(s.Times)) }
 
+// Milliseconds is d as a number.
 func Milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
 // Contestant does the thing that is measured.
