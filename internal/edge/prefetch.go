@@ -2,6 +2,7 @@ package edge
 
 import (
 	"context"
+	"errors"
 	"sync/atomic"
 	"time"
 
@@ -41,7 +42,7 @@ func (v service) PrefetchLayer(ctx context.Context, req *connect.Request[dsecv1.
 		if p := now.Swap(nil); p != nil && err == nil {
 			if err = stream.Send(p); err != nil && !ended {
 				cancel() // whoever asked is gone
-				_ = <-done
+				return errors.Join(err, <-done)
 			}
 		}
 		if ended || err != nil {

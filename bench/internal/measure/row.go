@@ -83,11 +83,14 @@ func (r Row) Target(d direction, must, aim float64) Row {
 }
 
 // WithFloor sets what the kernel alone takes.
-func (r Row) WithFloor(v float64) Row    { r.Floor = ptr(v); return r }
+func (r Row) WithFloor(v float64) Row { r.Floor = ptr(v); return r }
+
 // Noted adds a remark for people.
-func (r Row) Noted(note string) Row      { r.Note = note; return r }
+func (r Row) Noted(note string) Row { r.Note = note; return r }
+
 // With sets what was in force.
 func (r Row) With(features []string) Row { r.Features = append([]string{}, features...); return r }
+
 // Against sets the rival and its value.
 func (r Row) Against(name string, v float64) Row {
 	r.Rival, r.RivalValue = name, ptr(v)

@@ -23,6 +23,7 @@ func (s *Samples) Quantile(q float64) time.Duration {
 
 // P50 is the median in milliseconds.
 func (s *Samples) P50() float64 { return Milliseconds(s.Quantile(0.50)) }
+
 // P99 is the 99th percentile in milliseconds.
 func (s *Samples) P99() float64 { return Milliseconds(s.Quantile(0.99)) }
 
