@@ -12,6 +12,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/bench/internal/measure"
 	"github.com/opendsec/dsec/client"
@@ -79,7 +81,7 @@ func variantName(i int) string { return fmt.Sprintf("tree-%d:1", i) }
 // names, and has nothing of what they stand for. One sandbox of busybox was there
 // since, so that what a server does once is done.
 func (n *node) forget(ctx context.Context) error {
-	if err := n.End(); err != nil {
+	if err := n.end(); err != nil {
 		return err
 	}
 	measure.UnmountBelow(n.Dir)
@@ -130,20 +132,58 @@ func checkVersion(out []byte, ok bool, how string) error {
 	return nil
 }
 
-// written is how many bytes the server has had written to disks, what it waited
-// for included.
-func (n *node) written() int64 {
-	for line := range strings.Lines(measure.ReadFile(fmt.Sprintf("/proc/%d/io", n.PID()))) {
-		if f := strings.Fields(line); len(f) == 2 && f[0] == "write_bytes:" {
-			v, _ := strconv.ParseInt(f[1], 10, 64)
-			return v
+// written is how many bytes the server and its layerd have had written to disks,
+// what they waited for included.
+func (n *node) written() (total int64) {
+	for _, pid := range []int{n.PID(), n.layerd()} {
+		for line := range strings.Lines(measure.ReadFile(fmt.Sprintf("/proc/%d/io", pid))) {
+			if f := strings.Fields(line); len(f) == 2 && f[0] == "write_bytes:" {
+				v, _ := strconv.ParseInt(f[1], 10, 64)
+				total += v
+			}
+		}
+	}
+	return total
+}
+
+// layerd is the process that fills this node's layers, or 0: it has the directory
+// of its socket open as descriptor 3.
+func (n *node) layerd() int {
+	dirs, _ := filepath.Glob("/proc/[0-9]*")
+	for _, dir := range dirs {
+		if at, err := os.Readlink(dir + "/fd/3"); err == nil && at == filepath.Join(n.Dir, "run", "layerd") {
+			pid, _ := strconv.Atoi(filepath.Base(dir))
+			return pid
 		}
 	}
 	return 0
 }
 
+// end ends the server, and its layerd, which would outlive it.
+func (n *node) end() error {
+	err := n.End()
+	if pid := n.layerd(); pid != 0 {
+		err = errors.Join(err, endProcess(pid))
+	}
+	return err
+}
+
+// endProcess kills a process that is no child of ours, and waits for its end.
+func endProcess(pid int) error {
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = unix.Close(fd) }()
+	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil {
+		return err
+	}
+	_, err = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 10_000)
+	return err
+}
+
 // stop ends the server and takes away what it kept.
-func (n *node) stop() error { return errors.Join(n.End(), n.Remove()) }
+func (n *node) stop() error { return errors.Join(n.end(), n.Remove()) }
 
 // kill ends a sandbox after a sample, whatever became of it.
 func kill(sb *client.Sandbox, err error) error {
