@@ -170,7 +170,7 @@ async def environment(client: DSecClient, e: Environment) -> bool:
     args = DSecContainerRunArgs(
         container_image=e.layer("base"), workspace=e.layer("workspace"), toolkits=[e.layer("toolkit")],
         memory_limit_mb=e.memory_mb, cpu_cores_limit=2, pids_limit=1024,
-        disk_limit_mb=2560, disk_inodes_limit=200_000,
+        disk_limit_mb=2048, disk_inodes_limit=200_000,
         workdir=e.workdir, env=e.env, job="environments",
     )  # fmt: skip
     started = time.monotonic()
