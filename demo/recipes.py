@@ -8,6 +8,7 @@ compiled from source.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -43,8 +44,14 @@ class Environment:
     env: dict[str, str] = field(default_factory=dict)
 
     def layer(self, kind: str) -> str:
-        """Name of one of its layers."""
-        return f"env-{self.name}-{kind}:1"
+        """Name of one of its layers; another recipe gives another name."""
+        parts: dict[str, list[str]] = {
+            "base": self.base,
+            "workspace": [self.project, self.version, self.workdir, *self.dependencies, *self.packages],
+            "toolkit": self.tools + self.debian_tools,
+        }
+        recipe = hashlib.sha256("\n".join(parts[kind]).encode()).hexdigest()
+        return f"env-{self.name}-{kind}:{recipe[:12]}"
 
 
 def load(path: Path) -> list[Environment]:
