@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"time"
 
 	"golang.org/x/sync/semaphore"
@@ -76,24 +78,26 @@ func (c *cache) readAt(ctx context.Context, im *image, p []byte, off int64) erro
 
 func (c *cache) readChunks(ctx context.Context, im *image, p []byte, off int64) error {
 	first, end := im.span(Range{off, int64(len(p))})
+	begun := map[int64]*flight{}
 	if !im.ready(first, end) {
-		c.start(im, first, end, c.demand) // all at once
+		begun = c.begin(im, first, end, c.demand) // all at once
 	}
 	c.readAhead(im, first, end)
 	for i := first; i < end; i++ {
 		chunk := im.chunk(i)
 		from := max(off, chunk.Offset)
 		part := p[from-off : min(off+int64(len(p)), chunk.Offset+chunk.Length)-off]
-		if err := c.readChunk(ctx, im, i, part, from); err != nil {
+		if err := c.readChunk(ctx, im, i, begun[i], part, from); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// readChunk fills p from off, all within chunk i.
-func (c *cache) readChunk(ctx context.Context, im *image, i int64, p []byte, off int64) error {
-	for {
+// readChunk fills p from off, all within chunk i, whose flight may have begun: where
+// it has failed meanwhile, no other begins.
+func (c *cache) readChunk(ctx context.Context, im *image, i int64, fl *flight, p []byte, off int64) error {
+	for ; ; fl = nil {
 		im.hole.RLock()
 		if im.ready(i, i+1) {
 			_, err := im.data.ReadAt(p, off)
@@ -101,19 +105,22 @@ func (c *cache) readChunk(ctx context.Context, im *image, i int64, p []byte, off
 			return err
 		}
 		im.hole.RUnlock()
-		for _, fl := range c.start(im, i, i+1, c.demand) {
-			select {
-			case <-fl.done:
-			case <-ctx.Done():
-				return context.Cause(ctx)
+		if fl == nil {
+			if fl = c.begin(im, i, i+1, c.demand)[i]; fl == nil {
+				continue // present by now
 			}
-			if fl.err != nil {
-				return fl.err
-			}
-			if fl.data != nil {
-				copy(p, fl.data[off-im.chunk(i).Offset:])
-				return nil
-			}
+		}
+		select {
+		case <-fl.done:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+		if fl.err != nil {
+			return fl.err
+		}
+		if fl.data != nil {
+			copy(p, fl.data[off-im.chunk(i).Offset:])
+			return nil
 		}
 	}
 }
@@ -130,17 +137,24 @@ func (im *image) noteRead(waited bool, err error) {
 	}
 }
 
-// start makes sure that a flight is under way for each chunk from first to end
-// that is not present, and returns these. budget bounds what is fetched.
+// start is begin for who waits for all flights.
 func (c *cache) start(im *image, first, end int64, budget *semaphore.Weighted) []*flight {
+	return slices.Collect(maps.Values(c.begin(im, first, end, budget)))
+}
+
+// begin makes sure that a flight is under way for each chunk from first to end
+// that is not present, and returns these by chunk. budget bounds what is fetched.
+func (c *cache) begin(im *image, first, end int64, budget *semaphore.Weighted) map[int64]*flight {
 	im.mu.Lock()
 	defer im.mu.Unlock()
+	flights := map[int64]*flight{}
 	if c.life.Err() != nil {
 		fl := &flight{done: make(chan struct{}), err: errClosed}
 		close(fl.done)
-		return []*flight{fl}
+		flights[first] = fl
+		return flights
 	}
-	var flights, run []*flight
+	var run []*flight
 	var from int64
 	launch := func() {
 		if len(run) > 0 {
@@ -154,13 +168,13 @@ func (c *cache) start(im *image, first, end int64, budget *semaphore.Weighted) [
 		if fl != nil || im.states[i] == present {
 			launch()
 			if fl != nil {
-				flights = append(flights, fl)
+				flights[i] = fl
 			}
 			continue
 		}
 		if fl = c.inMemory(im, i); fl != nil {
 			launch()
-			flights = append(flights, fl)
+			flights[i] = fl
 			continue
 		}
 		if int64(len(run)+1)*im.ChunkSize > fetchRun || len(run) > 0 && im.states[i] != im.states[from] {
@@ -171,7 +185,7 @@ func (c *cache) start(im *image, first, end int64, budget *semaphore.Weighted) [
 		}
 		fl = &flight{done: make(chan struct{})}
 		im.flights[i] = fl
-		flights, run = append(flights, fl), append(run, fl)
+		flights[i], run = fl, append(run, fl)
 	}
 	launch()
 	return flights
