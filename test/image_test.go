@@ -6,11 +6,13 @@ import (
 	"compress/gzip"
 	"context"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -69,20 +71,21 @@ func TestDamagedImageOfARegistry(t *testing.T) {
 		return names
 	}
 	before := disk()
-	var bomb bytes.Buffer
-	z := gzip.NewWriter(&bomb)
-	w := tar.NewWriter(z)
+	// A tar of one file of zeros, whose megabytes are compressed once.
 	const size = 2 << 30
-	check(t, w.WriteHeader(&tar.Header{Name: "zeros", Typeflag: tar.TypeReg, Size: size}))
-	zeros := make([]byte, 1<<20)
-	for range size / len(zeros) {
-		_, err := w.Write(zeros)
-		check(t, err)
+	var header bytes.Buffer
+	check(t, tar.NewWriter(&header).WriteHeader(&tar.Header{Name: "zeros", Typeflag: tar.TypeReg, Size: size}))
+	zip := func(b []byte) []byte {
+		var member bytes.Buffer
+		z := gzip.NewWriter(&member)
+		_, err := z.Write(b)
+		check(t, errors.Join(err, z.Close()))
+		return member.Bytes()
 	}
-	check(t, w.Close())
-	check(t, z.Close())
+	zeros := zip(make([]byte, 1<<20))
+	bomb := slices.Concat(zip(header.Bytes()), bytes.Repeat(zeros, size>>20), zip(make([]byte, 1024)))
 	for name, layer := range map[string][]byte{
-		"bomb": bomb.Bytes(), "breakout": tarOfOne(t, "../../etc/passwd", "x"), "cut": tarOfOne(t, "file", strings.Repeat("x", 1000))[:700], "none": []byte("not a tar"),
+		"bomb": bomb, "breakout": tarOfOne(t, "../../etc/passwd", "x"), "cut": tarOfOne(t, "file", strings.Repeat("x", 1000))[:700], "none": []byte("not a tar"),
 	} {
 		r.pushAs(t, "bad/"+name+":v1", types.OCILayer, layer)
 		_, _, err := c.ImportImage(t.Context(), "bad", r.host+"/bad/"+name+":v1", client.ImageOptions{})
