@@ -28,7 +28,6 @@ type LayersConfig struct {
 	CacheDir         string   `toml:"cache_dir"`
 	CacheBytes       int64    `toml:"cache_bytes"`
 	RetryFor         duration `toml:"retry_for"`
-	Trace            bool     `toml:"trace"`
 }
 
 func (l *LayersConfig) validate() error {

@@ -39,7 +39,7 @@ func openLazy(ctx context.Context, cfg *Config, blobs blob.Store, log *slog.Logg
 		RunDir: filepath.Join(cfg.RunDir, "layerd"), CacheDir: cfg.cacheDir(),
 		Store:    lazy.Store{URL: cfg.storeURL(), Secrets: secrets, Requests: int(cfg.Layers.StoreRequests)},
 		FrontEnd: lazy.FrontEnd(cfg.Layers.FrontEnd),
-		Limits:   lazy.Limits{CacheBytes: cfg.Layers.CacheBytes, RetryFor: cfg.Layers.RetryFor.Duration, Trace: cfg.Layers.Trace},
+		Limits:   lazy.Limits{CacheBytes: cfg.Layers.CacheBytes, RetryFor: cfg.Layers.RetryFor.Duration},
 		Log:      log.With("component", "layerd"),
 	})
 	if err != nil {

@@ -3,6 +3,7 @@ package edge
 import (
 	"context"
 	"errors"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -57,9 +58,13 @@ func (s *sandbox) well(digest string) {
 // using are the live sandboxes that are made of a layer.
 func (e *Edge) using(digest string) (found []*sandbox) {
 	e.mu.RLock()
-	defer e.mu.RUnlock()
-	for _, s := range e.sandboxes {
-		if s.spec != nil && slices.Contains(s.spec.Layers, digest) {
+	all := slices.Collect(maps.Values(e.sandboxes))
+	e.mu.RUnlock()
+	for _, s := range all {
+		s.mu.Lock()
+		has := slices.Contains(s.spec.Layers, digest)
+		s.mu.Unlock()
+		if has {
 			found = append(found, s)
 		}
 	}
@@ -110,7 +115,7 @@ func (e *Edge) settle(ctx context.Context, digest string) error {
 // lostLayer is one of the layers of a sandbox that was lost; empty: none was.
 func lostLayer(s *sandbox, lost []string) string {
 	for _, digest := range lost {
-		if s.spec != nil && slices.Contains(s.spec.Layers, digest) {
+		if slices.Contains(s.spec.Layers, digest) {
 			return digest
 		}
 	}

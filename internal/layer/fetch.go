@@ -207,11 +207,20 @@ func (s *Store) Open(ctx context.Context, digest string) (devices []*os.File, er
 	return []*os.File{index, data}, nil
 }
 
+// direct is the blob store where the kernel reads data from it by itself, or nil.
+func (s *Store) direct() blob.Opener {
+	if s.opt.Verify {
+		return nil
+	}
+	direct, _ := s.blobs.(blob.Opener)
+	return direct
+}
+
 // openData opens the data of a layer: in the store, or as a file that is filled
 // when it is read.
 func (s *Store) openData(ctx context.Context, meta Meta) (*os.File, error) {
 	key := blobKey(meta.Digest, partData)
-	if direct, ok := s.blobs.(blob.Opener); ok && !s.opt.Verify {
+	if direct := s.direct(); direct != nil {
 		f, err := direct.Open(key)
 		if notFound(err) {
 			return nil, s.corrupt(meta.Digest, partData, err)
@@ -255,7 +264,7 @@ func (s *Store) Prefetch(ctx context.Context, digest string, progress func(done,
 	if err != nil {
 		return err
 	}
-	if _, direct := s.blobs.(blob.Opener); direct && !s.opt.Verify || s.opt.Lazy == nil || meta.old != nil || meta.DataSize == 0 {
+	if s.direct() != nil || s.opt.Lazy == nil || meta.old != nil || meta.DataSize == 0 {
 		progress(meta.Size, meta.Size)
 		return nil
 	}

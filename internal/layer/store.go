@@ -37,6 +37,8 @@ type Store struct {
 	builds chan struct{} // one token for each build that may run
 	flight singleflight.Group
 
+	names sync.Mutex // held while files get or lose their names: not mu, which creates wait for
+
 	mu     sync.Mutex
 	layers map[string]*entry
 }
@@ -276,8 +278,13 @@ func (s *Store) hold(e *entry) (release func(), err error) {
 		defer s.mu.Unlock()
 		e.holds--
 	})
-	e.check.Do(func() { e.bad = s.verify(e.meta) })
-	if e.bad != nil {
+	e.check.Do(func() {
+		bad := s.verify(e.meta)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		e.bad = bad
+	})
+	if e.bad != nil { // written once, before Do returned
 		release()
 		s.opt.Logger.Error("layer is damaged on this node", "digest", digest, "error", e.bad)
 		return nil, &dsec.Error{Code: dsec.CodeInternal, Message: "layer " + digest + " is damaged on this node", Err: e.bad}
@@ -316,17 +323,14 @@ func (s *Store) Remove(ctx context.Context, digest string) error {
 	return s.removeBlobs(ctx, digest)
 }
 
-// removeLocal removes what this node has of a layer. Without its metadata it is
-// gone, whatever happens next.
+// removeLocal removes what this node has of a layer, which is gone from here
+// without its metadata, whatever happens next.
 func (s *Store) removeLocal(e *entry) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	digest := e.meta.Digest
-	if s.layers[digest] != e {
-		return noLayer(digest)
-	}
-	if e.holds > 0 {
-		return dsec.Errorf(dsec.CodeConflict, "layer %s is used by %d sandboxes or calls", digest, e.holds)
+	s.names.Lock()
+	defer s.names.Unlock()
+	if err := s.unlist(e); err != nil {
+		return err
 	}
 	files := []string{s.file(digest, metaExt), s.file(digest, indexExt), s.file(digest, chunksExt)}
 	if e.meta.old != nil {
@@ -334,13 +338,36 @@ func (s *Store) removeLocal(e *entry) error {
 	}
 	for i, f := range files {
 		if err := os.Remove(f); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			if i == 0 { // it is still there
+				s.list(e)
+			}
 			return fmt.Errorf("remove layer: %w", err)
-		}
-		if i == 0 {
-			delete(s.layers, digest)
 		}
 	}
 	return hostos.SyncDir(filepath.Dir(files[0]))
+}
+
+// unlist has nobody find a layer that nobody holds.
+func (s *Store) unlist(e *entry) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.layers[e.meta.Digest] != e {
+		return noLayer(e.meta.Digest)
+	}
+	if e.holds > 0 {
+		return dsec.Errorf(dsec.CodeConflict, "layer %s is used by %d sandboxes or calls", e.meta.Digest, e.holds)
+	}
+	delete(s.layers, e.meta.Digest)
+	return nil
+}
+
+// list has a layer be found, in place of one that is damaged.
+func (s *Store) list(e *entry) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if old := s.layers[e.meta.Digest]; old == nil || old.bad != nil {
+		s.layers[e.meta.Digest] = e
+	}
 }
 
 // removeBlobs removes a layer from the blob store: the manifest first, without
@@ -372,8 +399,8 @@ func (s *Store) addLocal(meta Meta, index *os.File, chunks []byte) error {
 	if err != nil {
 		return storeError("keep layer", err)
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	s.names.Lock()
+	defer s.names.Unlock()
 	// One that is there is replaced: mounts of the old file go on with it.
 	for _, step := range []func() error{
 		func() error { return os.Rename(index.Name(), s.file(meta.Digest, indexExt)) },
@@ -386,9 +413,7 @@ func (s *Store) addLocal(meta Meta, index *os.File, chunks []byte) error {
 			return storeError("keep layer", err)
 		}
 	}
-	if e := s.layers[meta.Digest]; e == nil || e.bad != nil {
-		s.layers[meta.Digest] = &entry{meta: meta}
-	}
+	s.list(&entry{meta: meta})
 	return nil
 }
 

@@ -3,7 +3,7 @@
 // A system call made in the usual way announces itself, in case it blocks. The
 // first one of a process that was idle wakes the scheduler's monitor, a thread
 // that then looks about every 20 µs until the process is idle again. A server
-// whose every request begins and ends idle pays that at each: a fifth of the
+// whose every request begins and ends idle pays that at each: an eighth of the
 // CPU of a session's command. A read or write of a socket of the runtime's
 // poller never blocks, so it need not be announced.
 package rawnet

@@ -21,8 +21,9 @@ class DSecContainerRunArgs:
 
     Attributes:
         container_image: Name (`name` or `name:tag`) or digest (`sha256:...`)
-            of the base that is the sandbox's root file system.
-            Empty for a backend that needs none.
+            of the base that is the sandbox's root file system, or the reference
+            of an image with its registry's host, which is imported if no layer
+            has that name. Empty for a backend that needs none.
         workspace: Name or digest of the workspace on top of it.
         toolkits: Names or digests of toolkits, each on top of the one before.
         layers: Further layers, stacked on top in this order.
