@@ -310,6 +310,26 @@ func TestDamage(t *testing.T) {
 	}
 }
 
+// What this node cannot read of the store can be removed from it.
+func TestRemoveOfADamagedLayer(t *testing.T) {
+	dir := t.TempDir()
+	s := openStoreIn(t, dir, Options{})
+	meta := build(t, s, "one")
+	_ = s.Close()
+	spoil(t, filepath.Join(dir, ofLayer(meta)[4]), func([]byte) []byte { return []byte("no manifest") })
+	if err := os.RemoveAll(filepath.Join(dir, "local")); err != nil {
+		t.Fatal(err)
+	}
+	s = openStoreIn(t, dir, Options{})
+	_, err := s.Hold(t.Context(), meta.Digest)
+	wantCode(t, err, dsec.CodeInternal)
+	if err := s.Remove(t.Context(), meta.Digest); err != nil {
+		t.Error(err)
+	}
+	wantFiles(t, s)
+	wantCode(t, s.Remove(t.Context(), meta.Digest), dsec.CodeNotFound)
+}
+
 // A store has the layers that versions before wrote, in one file each, and gives
 // them for as long as they are there.
 func TestLayersOfVersionsBefore(t *testing.T) {

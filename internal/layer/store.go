@@ -307,18 +307,20 @@ func noLayer(digest string) error {
 	return dsec.Errorf(dsec.CodeNotFound, "no layer %s", digest)
 }
 
-// Remove removes a layer from this node and from the store. The error is conflict
-// while it is held here, not_found where there is none.
+// Remove removes a layer from this node and from the store, damaged ones too. The
+// error is conflict while it is held here, not_found where there is none.
 func (s *Store) Remove(ctx context.Context, digest string) error {
-	e, err := s.find(ctx, digest)
-	if err != nil {
+	if _, err := ParseDigest(digest); err != nil {
 		return err
 	}
-	if err := s.removeLocal(e); err != nil {
+	if e := s.known(digest); e != nil {
+		if err := s.removeLocal(e); err != nil || e.meta.old != nil {
+			return err
+		}
+	} else if _, err := s.blobs.Stat(ctx, blobKey(digest, partManifest)); notFound(err) {
+		return noLayer(digest)
+	} else if err != nil {
 		return err
-	}
-	if e.meta.old != nil {
-		return nil
 	}
 	return s.removeBlobs(ctx, digest)
 }
