@@ -336,50 +336,11 @@ func (g *Group) CommandPIDs() (pids []int, err error) {
 	return pids, nil
 }
 
-// KillCommands kills what runs in the command groups, and not chronus. They are
-// frozen meanwhile, so that nothing forks faster than it is killed; what got away
-// before they were is left. Attach thaws what a crash in the middle left frozen.
+// KillCommands kills what runs in the command groups, and not chronus.
 func (g *Group) KillCommands() error {
 	var errs []error
 	for n := range g.CommandGroups() {
-		dir := g.name + g.commandDir() + "/" + strconv.Itoa(n)
-		if err := writeAt(g.tree.v2, dir+"/cgroup.freeze", "1"); err != nil {
-			errs = append(errs, err)
-			continue
-		}
-		errs = append(errs, killAll(g.tree.v2, dir), writeAt(g.tree.v2, dir+"/cgroup.freeze", "0"))
-	}
-	return errors.Join(errs...)
-}
-
-// killAll kills each process of a cgroup by a descriptor that it had while the
-// process was in it: its number may be another's by the time of the kill.
-func killAll(v2 int, dir string) error {
-	pids, err := readPIDs(v2, dir)
-	if err != nil {
-		return err
-	}
-	fds := make(map[int]int, len(pids))
-	for _, pid := range pids {
-		if fd, err := unix.PidfdOpen(pid, 0); err == nil {
-			fds[pid] = fd
-		}
-	}
-	defer func() {
-		for _, fd := range fds {
-			_ = unix.Close(fd)
-		}
-	}()
-	if pids, err = readPIDs(v2, dir); err != nil {
-		return err
-	}
-	var errs []error
-	for _, pid := range pids {
-		if fd, ok := fds[pid]; ok {
-			if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && err != unix.ESRCH {
-				errs = append(errs, err)
-			}
-		}
+		errs = append(errs, writeAt(g.tree.v2, g.name+g.commandDir()+"/"+strconv.Itoa(n)+"/cgroup.kill", "1"))
 	}
 	return errors.Join(errs...)
 }
