@@ -63,11 +63,26 @@ type CreateRequest struct {
 // Layer is one immutable layer of the node's store.
 type Layer struct {
 	Digest string // sha256:<hex>
-	// Open opens what it is mounted from: an EROFS image, and after it the image's
-	// other device where it has one. It is called where the layer is not mounted.
-	Open func(context.Context) ([]*os.File, error) `json:"-"`
+	// Open opens what it is mounted from. It is called where the layer is not mounted.
+	Open func(context.Context) (Devices, error) `json:"-"`
 	// Release is called, where it is set, when what Open gave is not mounted any more.
 	Release func() `json:"-"`
+}
+
+// Devices are what a layer is mounted from: an EROFS image, and after it the
+// image's other device where it has one. Whoever gets them closes them.
+type Devices struct {
+	Files []*os.File
+	// OnRead: the kernel has the last file filled when it is read as a file. A loop
+	// device of it would read the holes.
+	OnRead bool
+}
+
+// Close closes the files.
+func (d Devices) Close() {
+	for _, f := range d.Files {
+		_ = f.Close()
+	}
 }
 
 // LayerDropper is a backend that keeps layers mounted that no instance uses.
@@ -79,12 +94,12 @@ type LayerDropper interface {
 
 // FileLayer is a layer whose image is one file.
 func FileLayer(digest, path string) Layer {
-	return Layer{Digest: digest, Open: func(context.Context) ([]*os.File, error) {
+	return Layer{Digest: digest, Open: func(context.Context) (Devices, error) {
 		f, err := os.Open(path)
 		if err != nil {
-			return nil, err
+			return Devices{}, err
 		}
-		return []*os.File{f}, nil
+		return Devices{Files: []*os.File{f}}, nil
 	}}
 }
 

@@ -100,7 +100,7 @@ type Layers interface {
 	// is not_found where there is no such layer.
 	Hold(ctx context.Context, digest string) (release func(), err error)
 	// Open opens what a held layer is mounted from, as backend.Layer's.
-	Open(ctx context.Context, digest string) ([]*os.File, error)
+	Open(ctx context.Context, digest string) (devices []*os.File, onRead bool, err error)
 	// Prefetch brings a layer to this node.
 	Prefetch(ctx context.Context, digest string, progress func(done, total int64)) error
 	// Release says that what Open gave is not mounted any more.

@@ -65,8 +65,8 @@ func (l *layers) Hold(ctx context.Context, digest string) (func(), error) {
 	}), nil
 }
 
-func (l *layers) Open(context.Context, string) ([]*os.File, error) {
-	return nil, errors.New("not to be opened")
+func (l *layers) Open(context.Context, string) ([]*os.File, bool, error) {
+	return nil, false, errors.New("not to be opened")
 }
 
 func (l *layers) OpenFS(context.Context, string) (fs.FS, io.Closer, error) {

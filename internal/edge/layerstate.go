@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"maps"
-	"os"
 	"slices"
 	"strings"
 
@@ -15,8 +14,11 @@ import (
 // layerOf is a layer of the store for a backend.
 func (e *Edge) layerOf(digest string) backend.Layer {
 	return backend.Layer{
-		Digest:  digest,
-		Open:    func(ctx context.Context) ([]*os.File, error) { return e.cfg.Layers.Open(ctx, digest) },
+		Digest: digest,
+		Open: func(ctx context.Context) (backend.Devices, error) {
+			files, onRead, err := e.cfg.Layers.Open(ctx, digest)
+			return backend.Devices{Files: files, OnRead: onRead}, err
+		},
 		Release: func() { e.cfg.Layers.Release(digest) },
 	}
 }

@@ -117,7 +117,7 @@ func (s *Store) publish(ctx context.Context, image *os.File, meta Meta) (Meta, e
 	if e := s.known(digest); e != nil && s.verify(e.meta) == nil {
 		return e.meta, nil
 	}
-	return meta, s.addLocal(meta, index, chunks)
+	return meta, s.addLocal(&entry{meta: meta}, index, chunks)
 }
 
 // parts are what a layer is made of beside its manifest.
@@ -134,10 +134,15 @@ func (s *Store) upload(ctx context.Context, meta Meta, manifest []byte, p parts)
 	if err != nil {
 		return err
 	}
-	index, indexSize, err := readIndex(p.index, meta.Size)
+	index, _, err := readIndex(p.index, meta.Size)
 	if err != nil {
 		return err
 	}
+	packed, packedSize, err := s.packIndex(index)
+	if err != nil {
+		return err
+	}
+	defer packed.Close()
 	for _, b := range []struct {
 		part string
 		r    io.Reader
@@ -145,7 +150,7 @@ func (s *Store) upload(ctx context.Context, meta Meta, manifest []byte, p parts)
 	}{
 		{partData, io.NewSectionReader(p.data, 0, meta.DataSize), meta.DataSize},
 		{partChunks, bytes.NewReader(p.chunks), int64(len(p.chunks))},
-		{partIndex, index, indexSize},
+		{partPacked, io.NewSectionReader(packed, 0, packedSize), packedSize},
 		{partAbout, bytes.NewReader(about), int64(len(about))},
 		{partManifest, bytes.NewReader(manifest), int64(len(manifest))},
 	} {
@@ -176,15 +181,6 @@ func (s *Store) upload(ctx context.Context, meta Meta, manifest []byte, p parts)
 		}
 	}
 	return nil
-}
-
-func writeSynced(path string, data []byte) error {
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
-	if err != nil {
-		return err
-	}
-	_, err = io.Copy(f, bytes.NewReader(data))
-	return errors.Join(err, f.Sync(), f.Close())
 }
 
 // scratchFile makes a file without a name: it goes with its last descriptor.

@@ -1,7 +1,6 @@
 package layer
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/json"
@@ -10,6 +9,9 @@ import (
 	"io"
 	"os"
 	"time"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/layer/blob"
@@ -49,110 +51,78 @@ func (s *Store) fetchLayer(ctx context.Context, digest string) error {
 	if err != nil {
 		return err
 	}
-	chunks, err := s.readBlob(ctx, digest, partChunks, meta.chunks()*sha256.Size)
-	if err != nil {
-		return err
-	}
-	if got := fmt.Sprintf("sha256:%x", sha256.Sum256(chunks)); got != meta.ChunksDigest {
-		return s.corrupt(digest, partChunks, fmt.Errorf("it has digest %s", got))
-	}
 	index, err := os.CreateTemp(s.tmp(), "index-*")
 	if err != nil {
 		return storeError("make index file", err)
 	}
 	defer func() { _ = os.Remove(index.Name()); _ = index.Close() }()
-	hashed := sha256.New()
-	r := io.TeeReader(s.blobReader(ctx, digest, partIndex, meta.IndexSize), hashed)
-	if err := writeIndex(index, r, meta.Size); err != nil {
-		if e, ok := errors.AsType[*dsec.Error](err); ok {
-			return e
+	var chunks []byte
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() (err error) { chunks, err = s.fetchChunks(ctx, meta); return })
+	g.Go(func() error { return s.fetchIndex(ctx, meta, index) })
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	e := &entry{meta: meta}
+	e.check.Do(func() {}) // it was, just now
+	return s.addLocal(e, index, chunks)
+}
+
+func (s *Store) fetchChunks(ctx context.Context, meta Meta) ([]byte, error) {
+	chunks, err := s.readPart(ctx, meta.Digest, partChunks, meta.chunks()*sha256.Size)
+	if notFound(err) {
+		return nil, s.corrupt(meta.Digest, partChunks, errors.New("it is not there"))
+	} else if err != nil {
+		return nil, err
+	}
+	if got := fmt.Sprintf("sha256:%x", sha256.Sum256(chunks)); got != meta.ChunksDigest {
+		return nil, s.corrupt(meta.Digest, partChunks, fmt.Errorf("it has digest %s", got))
+	}
+	return chunks, nil
+}
+
+func (s *Store) fetchIndex(ctx context.Context, meta Meta, index *os.File) error {
+	return s.readIndexPart(ctx, meta.Digest, meta.IndexSize, func(r io.Reader) error {
+		hashed := sha256.New()
+		if err := writeIndex(index, io.TeeReader(r, hashed), meta.Size); err != nil {
+			return err
 		}
-		return storeError("keep index", err)
-	}
-	if got := sumOf(hashed); got != meta.IndexDigest {
-		return s.corrupt(digest, partIndex, fmt.Errorf("it has digest %s", got))
-	}
-	return s.addLocal(meta, index, chunks)
+		if got := sumOf(hashed); got != meta.IndexDigest {
+			return fmt.Errorf("it has digest %s", got)
+		}
+		return nil
+	})
 }
 
 // fetchManifest gets what a layer is, and where it came from as far as that is there.
 func (s *Store) fetchManifest(ctx context.Context, digest string) (Meta, error) {
-	doc, err := s.readWhole(ctx, digest, partManifest)
-	if notFound(err) {
-		return Meta{}, noLayer(digest)
-	} else if err != nil {
+	var about About
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error {
+		doc, err := s.readPart(ctx, digest, partAbout, metaBytes)
+		if err == nil && json.Unmarshal(doc, &about) != nil || notFound(err) {
+			about = About{} // nothing depends on it
+			return nil
+		}
+		return err
+	})
+	var manifest Manifest
+	g.Go(func() error {
+		doc, err := s.readPart(ctx, digest, partManifest, metaBytes)
+		if notFound(err) {
+			return noLayer(digest)
+		} else if err != nil {
+			return err
+		}
+		if manifest, err = decodeManifest(doc, digest); err != nil {
+			return s.corrupt(digest, partManifest, err)
+		}
+		return nil
+	})
+	if err := g.Wait(); err != nil {
 		return Meta{}, err
 	}
-	manifest, err := decodeManifest(doc, digest)
-	if err != nil {
-		return Meta{}, s.corrupt(digest, partManifest, err)
-	}
-	meta := Meta{Digest: digest, Manifest: manifest}
-	doc, err = s.readWhole(ctx, digest, partAbout)
-	if err != nil && !notFound(err) {
-		return Meta{}, err
-	}
-	if err == nil && json.Unmarshal(doc, &meta.About) != nil {
-		meta.About = About{} // nothing depends on it
-	}
-	return meta, nil
-}
-
-// readWhole reads a small part, of whatever size it has.
-func (s *Store) readWhole(ctx context.Context, digest, part string) ([]byte, error) {
-	info, err := s.blobs.Stat(ctx, blobKey(digest, part))
-	if err != nil {
-		return nil, err
-	}
-	if info.Size > metaBytes {
-		return nil, s.corrupt(digest, part, fmt.Errorf("it has %d bytes", info.Size))
-	}
-	return s.readBlob(ctx, digest, part, info.Size)
-}
-
-// readBlob reads a part of n bytes.
-func (s *Store) readBlob(ctx context.Context, digest, part string, n int64) ([]byte, error) {
-	var b bytes.Buffer
-	_, err := io.Copy(&b, s.blobReader(ctx, digest, part, n))
-	return b.Bytes(), err
-}
-
-// fetchSize is how much of a part is asked for at once.
-const fetchSize = 4 << 20
-
-// blobReader reads the n bytes of a part from its beginning. A part that ends
-// before, or is not there, is corrupt.
-func (s *Store) blobReader(ctx context.Context, digest, part string, n int64) io.Reader {
-	return &partReader{s: s, ctx: ctx, digest: digest, part: part, left: n}
-}
-
-type partReader struct {
-	s      *Store
-	ctx    context.Context
-	digest string
-	part   string
-	off    int64
-	left   int64
-	buf    []byte
-}
-
-func (r *partReader) Read(p []byte) (int, error) {
-	if len(r.buf) == 0 {
-		if r.left == 0 {
-			return 0, io.EOF
-		}
-		b := make([]byte, min(r.left, fetchSize))
-		n, err := r.s.blobs.ReadAt(r.ctx, blobKey(r.digest, r.part), b, r.off)
-		if err == io.EOF && n < len(b) || notFound(err) {
-			return 0, r.s.corrupt(r.digest, r.part, errors.New("it ends too early, or is not there"))
-		} else if err != nil && err != io.EOF {
-			return 0, err
-		}
-		r.buf, r.off, r.left = b, r.off+int64(n), r.left-int64(n)
-	}
-	n := copy(p, r.buf)
-	r.buf = r.buf[n:]
-	return n, nil
+	return Meta{Digest: digest, Manifest: manifest, About: about}, nil
 }
 
 func notFound(err error) bool { return err != nil && dsec.CodeOf(err) == dsec.CodeNotFound }
@@ -164,7 +134,7 @@ func (s *Store) corrupt(digest, part string, err error) error {
 }
 
 // verify checks what this node has of a layer against its metadata: the index,
-// which look-ups read.
+// which look-ups read, and the hashes that data are held against.
 func (s *Store) verify(meta Meta) error {
 	if err := s.checkSize(meta); err != nil {
 		return err
@@ -182,29 +152,40 @@ func (s *Store) verify(meta Meta) error {
 	if err == nil && got != want {
 		err = fmt.Errorf("the index has digest %s, want %s", got, want)
 	}
-	return err
+	if err != nil || meta.old != nil {
+		return err
+	}
+	chunks, err := os.ReadFile(s.file(meta.Digest, chunksExt))
+	if err != nil {
+		return err
+	}
+	if got := fmt.Sprintf("sha256:%x", sha256.Sum256(chunks)); got != meta.ChunksDigest {
+		return fmt.Errorf("the chunks' hashes have digest %s, want %s", got, meta.ChunksDigest)
+	}
+	return nil
 }
 
 // Open gives what a layer is mounted from, to whoever holds it: its EROFS image,
-// and after it the image's second device where it has one. The caller closes them.
-func (s *Store) Open(ctx context.Context, digest string) (devices []*os.File, err error) {
+// and after it the image's second device where it has one, which onRead says is
+// filled when it is read as a file. The caller closes them.
+func (s *Store) Open(ctx context.Context, digest string) (devices []*os.File, onRead bool, err error) {
 	e, err := s.find(ctx, digest)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	index, err := os.Open(s.imageFile(e.meta))
 	if err != nil {
-		return nil, storeError("open layer", err)
+		return nil, false, storeError("open layer", err)
 	}
 	if e.meta.old != nil || e.meta.DataSize == 0 {
-		return []*os.File{index}, nil
+		return []*os.File{index}, false, nil
 	}
-	data, err := s.openData(ctx, e.meta)
+	data, onRead, err := s.openData(ctx, e.meta)
 	if err != nil {
 		_ = index.Close()
-		return nil, err
+		return nil, false, err
 	}
-	return []*os.File{index, data}, nil
+	return []*os.File{index, data}, onRead, nil
 }
 
 // direct is the blob store where the kernel reads data from it by itself, or nil.
@@ -218,29 +199,36 @@ func (s *Store) direct() blob.Opener {
 
 // openData opens the data of a layer: in the store, or as a file that is filled
 // when it is read.
-func (s *Store) openData(ctx context.Context, meta Meta) (*os.File, error) {
+func (s *Store) openData(ctx context.Context, meta Meta) (f *os.File, onRead bool, err error) {
 	key := blobKey(meta.Digest, partData)
 	if direct := s.direct(); direct != nil {
 		f, err := direct.Open(key)
 		if notFound(err) {
-			return nil, s.corrupt(meta.Digest, partData, err)
+			return nil, false, s.corrupt(meta.Digest, partData, err)
 		} else if err != nil {
-			return nil, err
+			return nil, false, err
 		}
 		if fi, err := f.Stat(); err != nil || fi.Size() != meta.DataSize {
 			_ = f.Close()
-			return nil, s.corrupt(meta.Digest, partData, errors.New("its size is not what it was"))
+			return nil, false, s.corrupt(meta.Digest, partData, errors.New("its size is not what it was"))
 		}
-		return f, nil
+		return f, false, nil
 	}
 	if s.opt.Lazy == nil {
-		return nil, dsec.Errorf(dsec.CodeUnsupported, "this node cannot read from this layer store")
+		return nil, false, dsec.Errorf(dsec.CodeUnsupported, "this node cannot read from this layer store")
 	}
-	f, err := s.lazyFile(meta)
+	lazy, err := s.lazyFile(meta)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
-	return s.opt.Lazy.Open(ctx, f)
+	if f, err = s.opt.Lazy.Open(ctx, lazy); err != nil {
+		return nil, false, err
+	}
+	// One of a FUSE file system asks its server, however it is read; another is
+	// filled by what its reads as a file set off.
+	var st unix.Statfs_t
+	err = unix.Fstatfs(int(f.Fd()), &st)
+	return f, err != nil || st.Type != unix.FUSE_SUPER_MAGIC, nil
 }
 
 // lazyFile is the data of a layer as Lazy knows it.

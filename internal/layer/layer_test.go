@@ -110,7 +110,7 @@ func wantFiles(t testing.TB, s *Store, want ...string) {
 func ofLayer(m Meta) []string {
 	hex := strings.TrimPrefix(m.Digest, "sha256:")
 	var names []string
-	for _, part := range []string{partAbout, partChunks, partData, partIndex, partManifest} {
+	for _, part := range []string{partAbout, partChunks, partData, partPacked, partManifest} {
 		names = append(names, "blobs/layers/"+hex+"/"+part)
 	}
 	for _, ext := range []string{chunksExt, indexExt, metaExt} {
@@ -151,7 +151,7 @@ func TestLife(t *testing.T) {
 	release()
 	release() // counts once
 	wantCode(t, s.Remove(t.Context(), meta.Digest), dsec.CodeConflict)
-	if _, err := s.Open(t.Context(), meta.Digest); err != nil {
+	if _, _, err := s.Open(t.Context(), meta.Digest); err != nil {
 		t.Error("a held layer is gone")
 	}
 	second()
@@ -266,8 +266,11 @@ func TestDamage(t *testing.T) {
 		"version here":          {here, 7, replace(`"version":3`, `"version":9`)},
 		"digest here":           {here, 7, replace(`"digest":"sha256:`, `"digest":"sha256:f`)},
 		"kind here":             {here, 7, replace(`"kind":"base"`, `"kind":"toolkit"`)},
-		"index in the store":    {inStore, 3, flip(-4000)},
-		"short index":           {inStore, 3, short(4096)},
+		"chunks here":           {here, 5, flip(0)},
+		"index in the store":    {inStore, 3, flip(-20)},
+		"torn index":            {inStore, 3, half},
+		"empty index":           {inStore, 3, func([]byte) []byte { return nil }},
+		"no index":              {inStore, 3, func([]byte) []byte { return []byte("index") }},
 		"chunks in the store":   {inStore, 1, flip(0)},
 		"short chunks":          {inStore, 1, short(1)},
 		"manifest in the store": {inStore, 4, replace(`"kind":"base"`, `"kind":"toolkit"`)},
@@ -290,7 +293,7 @@ func TestDamage(t *testing.T) {
 			for range 2 {
 				release, err := s.Hold(t.Context(), meta.Digest)
 				if err == nil {
-					_, err = s.Open(t.Context(), meta.Digest)
+					_, _, err = s.Open(t.Context(), meta.Digest)
 					release()
 				}
 				if tc.in {
@@ -303,7 +306,7 @@ func TestDamage(t *testing.T) {
 				return
 			}
 			build(t, s, content)
-			if _, err := s.Open(t.Context(), meta.Digest); err != nil {
+			if _, _, err := s.Open(t.Context(), meta.Digest); err != nil {
 				t.Error(err)
 			}
 		})
@@ -371,7 +374,7 @@ func TestLayersOfVersionsBefore(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if devices, err := s.Open(t.Context(), digest); err != nil || len(devices) != 1 {
+			if devices, _, err := s.Open(t.Context(), digest); err != nil || len(devices) != 1 {
 				t.Errorf("%v, %v", devices, err)
 			}
 			wantCode(t, s.Remove(t.Context(), digest), dsec.CodeConflict)

@@ -190,7 +190,8 @@ func DigestOf(key string) (digest string, ok bool) {
 const (
 	partData     = "data"
 	partChunks   = "chunks"
-	partIndex    = "index"
+	partPacked   = "index.zst"
+	partIndex    = "index" // as it is, of layers that were stored before
 	partAbout    = "about"
 	partManifest = "manifest"
 )

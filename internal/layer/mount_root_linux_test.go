@@ -25,7 +25,7 @@ import (
 // devices opens what a layer is mounted from, as paths.
 func devices(t *testing.T, s *Store, digest string) []string {
 	t.Helper()
-	files, err := s.Open(t.Context(), digest)
+	files, _, err := s.Open(t.Context(), digest)
 	if err != nil {
 		t.Fatal(err)
 	}

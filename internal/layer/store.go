@@ -375,7 +375,7 @@ func (s *Store) list(e *entry) {
 // removeBlobs removes a layer from the blob store: the manifest first, without
 // which it is gone.
 func (s *Store) removeBlobs(ctx context.Context, digest string) error {
-	for _, part := range []string{partManifest, partAbout, partIndex, partChunks, partData} {
+	for _, part := range []string{partManifest, partAbout, partPacked, partIndex, partChunks, partData} {
 		if err := s.blobs.Delete(ctx, blobKey(digest, part)); err != nil {
 			return err
 		}
@@ -384,9 +384,12 @@ func (s *Store) removeBlobs(ctx context.Context, digest string) error {
 }
 
 // addLocal makes a layer known to this node, whose index is in the file index and
-// whose hashes of chunks are given. Both files and then the metadata get their names.
-func (s *Store) addLocal(meta Meta, index *os.File, chunks []byte) error {
-	doc, err := json.Marshal(meta)
+// whose hashes of chunks are given. Both files and then the metadata get their
+// names. None is written to disk at once: after a crash of the host what is not as
+// it was is found at first use, and fetched again.
+func (s *Store) addLocal(e *entry, index *os.File, chunks []byte) error {
+	digest := e.meta.Digest
+	doc, err := json.Marshal(e.meta)
 	if err != nil {
 		return err
 	}
@@ -397,25 +400,22 @@ func (s *Store) addLocal(meta Meta, index *os.File, chunks []byte) error {
 			_ = os.Remove(f)
 		}
 	}()
-	err = errors.Join(index.Chmod(0o444), index.Sync(), writeSynced(temp[chunksExt], chunks), writeSynced(temp[metaExt], doc))
+	err = errors.Join(index.Chmod(0o444), os.WriteFile(temp[chunksExt], chunks, 0o644), os.WriteFile(temp[metaExt], doc, 0o644))
 	if err != nil {
 		return storeError("keep layer", err)
 	}
 	s.names.Lock()
 	defer s.names.Unlock()
 	// One that is there is replaced: mounts of the old file go on with it.
-	for _, step := range []func() error{
-		func() error { return os.Rename(index.Name(), s.file(meta.Digest, indexExt)) },
-		func() error { return os.Rename(temp[chunksExt], s.file(meta.Digest, chunksExt)) },
-		func() error { return hostos.SyncDir(s.local()) },
-		func() error { return os.Rename(temp[metaExt], s.file(meta.Digest, metaExt)) },
-		func() error { return hostos.SyncDir(s.local()) },
-	} {
-		if err := step(); err != nil {
+	for from, to := range map[string]string{index.Name(): indexExt, temp[chunksExt]: chunksExt} {
+		if err := os.Rename(from, s.file(digest, to)); err != nil {
 			return storeError("keep layer", err)
 		}
 	}
-	s.list(&entry{meta: meta})
+	if err := os.Rename(temp[metaExt], s.file(digest, metaExt)); err != nil {
+		return storeError("keep layer", err)
+	}
+	s.list(e)
 	return nil
 }
 

@@ -1,6 +1,7 @@
 package container
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -9,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/opendsec/dsec/internal/backend"
 	"github.com/opendsec/dsec/internal/hostos"
 )
 
@@ -18,6 +20,7 @@ import (
 // and with it the page cache of every layer, when the backend's process ends;
 // the next one enters it.
 type layerNS struct {
+	pin  string
 	jobs chan func() // run on the threads that are inside
 	done sync.WaitGroup
 }
@@ -26,7 +29,7 @@ type layerNS struct {
 const nsThreads = 2
 
 func openLayerNS(pin string) (*layerNS, error) {
-	l := &layerNS{jobs: make(chan func())}
+	l := &layerNS{pin: pin, jobs: make(chan func())}
 	if err := l.addThread(pin, true); err != nil {
 		return nil, err
 	}
@@ -160,7 +163,7 @@ func layerPath(digest string) string { return "/layers/" + strings.TrimPrefix(di
 // A mount that this process makes comes back detached where copies can be made
 // of it from outside of the namespace (free): no thread has to go inside for a
 // create. What an earlier process mounted can only be copied inside.
-func (l *layerNS) mount(digest string, open func() ([]*os.File, error)) (fd int, free bool, err error) {
+func (l *layerNS) mount(digest string, open func() (backend.Devices, error)) (fd int, free bool, err error) {
 	path := layerPath(digest)
 	var found bool
 	err = l.do(func() error {
@@ -213,33 +216,45 @@ func detachedCopy(mount int) (fd int, ok bool) {
 	return fd, true
 }
 
-// mountImage mounts an EROFS image of one or more devices straight from their
-// files, or, before Linux 6.12, through loop devices.
-func mountImage(open func() ([]*os.File, error)) (int, error) {
-	devices, err := open()
+// mountImage mounts an EROFS image.
+//
+// One with data on another device is mounted through loop devices. From a file the
+// kernel reads each page by a request of its own, waits for it where no signal
+// reaches, and keeps it twice, as the file's and as EROFS's. From a loop device it
+// reads as far as it reads ahead at once, past the cache of the file.
+//
+// What is filled on read must be read as a file. Small images need no device.
+func mountImage(open func() (backend.Devices, error)) (int, error) {
+	d, err := open()
 	if err != nil {
 		return -1, err
 	}
-	defer func() {
-		for _, f := range devices {
-			_ = f.Close()
-		}
-	}()
-	paths := make([]string, len(devices))
-	for i, f := range devices {
+	defer d.Close()
+	if len(d.Files) > 1 && !d.OnRead {
+		if fd, err := mountLoops(d); err == nil {
+			return fd, nil
+		} // no loop devices here, or too many
+	}
+	paths := make([]string, len(d.Files))
+	for i, f := range d.Files {
 		paths[i] = procPath(int(f.Fd()))
 	}
 	fd, err := mountErofs(paths)
-	if !errors.Is(err, unix.ENOTBLK) {
-		return fd, err
+	if errors.Is(err, unix.ENOTBLK) && !d.OnRead { // before Linux 6.12, or from a tmpfs
+		return mountLoops(d)
 	}
-	for i, f := range devices {
+	return fd, err
+}
+
+func mountLoops(d backend.Devices) (int, error) {
+	var paths []string
+	for _, f := range d.Files {
 		loop, path, err := attachLoop(int(f.Fd()))
 		if err != nil {
 			return -1, err
 		}
 		defer unix.Close(loop) // autoclear: the mount holds the device from here on
-		paths[i] = path
+		paths = append(paths, path)
 	}
 	return mountErofs(paths)
 }
@@ -252,7 +267,13 @@ func mountErofs(devices []string) (int, error) {
 	return newMount("erofs", attrReadOnly, options...)
 }
 
-// attachLoop makes a read-only loop device of a file, which frees itself.
+// layerReadAhead is how many bytes of a layer the kernel reads at once around what
+// is asked for. A store that answers after 1 ms gives `go version` in 250 ms with
+// the usual 128 KiB, in 140 with 512 and, of a tenth more bytes, with 1024.
+const layerReadAhead = 512 << 10
+
+// attachLoop makes a read-only loop device of a file, which frees itself. It reads
+// past the file's page cache where the file's system can.
 func attachLoop(image int) (fd int, path string, err error) {
 	control, err := openDevice("loop-control", unix.S_IFCHR, 10, 237)
 	if err != nil {
@@ -269,9 +290,11 @@ func attachLoop(image int) (fd int, path string, err error) {
 			return -1, "", err
 		}
 		config := unix.LoopConfig{Fd: uint32(image)}
-		config.Info.Flags = unix.LO_FLAGS_READ_ONLY | unix.LO_FLAGS_AUTOCLEAR
+		config.Info.Flags = unix.LO_FLAGS_READ_ONLY | unix.LO_FLAGS_AUTOCLEAR | unix.LO_FLAGS_DIRECT_IO
 		err = unix.IoctlLoopConfigure(loop, &config)
 		if err == nil {
+			// A hint: where it fails reads are smaller.
+			_ = unix.IoctlSetInt(loop, unix.BLKRASET, layerReadAhead/512)
 			return loop, procPath(loop), nil
 		}
 		_ = unix.Close(loop)
@@ -299,16 +322,32 @@ func openDevice(name string, kind, major, minor uint32) (int, error) {
 	return fd, nil
 }
 
-// drop unmounts a layer. Containers that use it keep it: they have copies.
-func (l *layerNS) drop(digest string) error {
-	return l.do(func() error {
-		path := layerPath(digest)
-		if err := unix.Unmount(path, unix.MNT_DETACH); err != nil && err != unix.EINVAL && err != unix.ENOENT {
-			return err
+// drop unmounts a layer. Containers that use it keep it: they have copies. The end
+// of a mount waits for what is read ahead from its store, for as long as that takes:
+// on a thread of its own, which the caller need not wait for.
+func (l *layerNS) drop(ctx context.Context, digest string) error {
+	done := make(chan error, 1)
+	hostos.OnThread(func() {
+		err := enter(l.pin)
+		if err == nil {
+			err = dropLayer(layerPath(digest))
 		}
-		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
-			return err
-		}
-		return nil
+		done <- err
 	})
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+func dropLayer(path string) error {
+	if err := unix.Unmount(path, unix.MNT_DETACH); err != nil && err != unix.EINVAL && err != unix.ENOENT {
+		return err
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return nil
 }

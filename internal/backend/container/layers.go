@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"golang.org/x/sync/singleflight"
 	"golang.org/x/sys/unix"
@@ -131,7 +132,7 @@ func (s *layers) mount(ctx context.Context, want backend.Layer) error {
 	if name, ok := strings.CutPrefix(digest, "sha256:"); !ok || !isHex(name) {
 		return dsec.Invalid("layers", "want a digest sha256:<64 hex digits>, have %q", digest)
 	}
-	fd, free, err := s.ns.mount(digest, func() ([]*os.File, error) { return openLayer(ctx, want) })
+	fd, free, err := s.ns.mount(digest, func() (backend.Devices, error) { return openLayer(ctx, want) })
 	if e, ok := errors.AsType[*dsec.Error](err); ok {
 		return e
 	} else if err != nil {
@@ -146,23 +147,27 @@ func (s *layers) mount(ctx context.Context, want backend.Layer) error {
 
 // openLayer opens what a layer is mounted from. A container that was taken over
 // has nothing to open its layers with: they are mounted, or it is lost.
-func openLayer(ctx context.Context, l backend.Layer) ([]*os.File, error) {
+func openLayer(ctx context.Context, l backend.Layer) (backend.Devices, error) {
 	err := os.ErrNotExist
 	if l.Open != nil {
-		var devices []*os.File
+		var devices backend.Devices
 		if devices, err = l.Open(ctx); err == nil {
 			return devices, nil
 		}
 	}
 	if e, ok := errors.AsType[*dsec.Error](err); ok {
-		return nil, e
+		return backend.Devices{}, e
 	}
-	return nil, &dsec.Error{Code: dsec.CodeNotFound, Field: "layers", Message: "the image of layer " + l.Digest + " cannot be read", Err: err}
+	return backend.Devices{}, &dsec.Error{Code: dsec.CodeNotFound, Field: "layers", Message: "the image of layer " + l.Digest + " cannot be read", Err: err}
 }
 
 func isHex(s string) bool {
 	return len(s) == 64 && strings.Trim(s, "0123456789abcdef") == ""
 }
+
+// dropTimeout bounds how long the end of a container waits for the end of mounts
+// that nothing uses.
+const dropTimeout = time.Second
 
 // release gives references back.
 func (s *layers) release(held []backend.Layer) {
@@ -183,8 +188,10 @@ func (s *layers) release(held []backend.Layer) {
 	}
 	forgotten := s.forget(drop)
 	s.mu.Unlock()
+	ctx, cancel := context.WithTimeout(context.Background(), dropTimeout)
+	defer cancel()
 	for i, digest := range drop {
-		_ = s.unmount(digest, forgotten[i]) // a layer that stays mounted costs memory only
+		_ = s.unmount(ctx, digest, forgotten[i]) // a layer that stays mounted costs memory only
 	}
 }
 
@@ -202,8 +209,8 @@ func (s *layers) forget(digests []string) (forgotten []*layer) {
 
 // unmount unmounts a layer that was forgotten; nil is one that an earlier process
 // had mounted.
-func (s *layers) unmount(digest string, l *layer) error {
-	err := s.ns.drop(digest)
+func (s *layers) unmount(ctx context.Context, digest string, l *layer) error {
+	err := s.ns.drop(ctx, digest)
 	if err == nil && l != nil && l.unmounted != nil {
 		l.unmounted()
 	}
@@ -211,7 +218,7 @@ func (s *layers) unmount(digest string, l *layer) error {
 }
 
 // drop unmounts a layer that no container uses.
-func (s *layers) drop(digest string) error {
+func (s *layers) drop(ctx context.Context, digest string) error {
 	s.mu.Lock()
 	l := s.byName[digest]
 	if l != nil && l.refs > 0 {
@@ -223,13 +230,13 @@ func (s *layers) drop(digest string) error {
 		s.forget([]string{digest})
 	}
 	s.mu.Unlock()
-	return s.unmount(digest, l)
+	return s.unmount(ctx, digest, l)
 }
 
 // DropLayer implements backend.LayerDropper.
 func (b *Backend) DropLayer(ctx context.Context, digest string) error {
 	b.pool.dropSpares(ctx, digest)
-	return b.layers.drop(digest)
+	return b.layers.drop(ctx, digest)
 }
 
 // plan returns the platform's layer for these.

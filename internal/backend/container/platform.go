@@ -132,9 +132,9 @@ func fileType(mode uint32) string {
 
 // layer is the image as a layer.
 func (p *platform) layer() backend.Layer {
-	return backend.Layer{Digest: p.digest, Open: func(context.Context) ([]*os.File, error) {
+	return backend.Layer{Digest: p.digest, Open: func(context.Context) (backend.Devices, error) {
 		image, err := p.open()
-		return []*os.File{image}, err
+		return backend.Devices{Files: []*os.File{image}}, err
 	}}
 }
 

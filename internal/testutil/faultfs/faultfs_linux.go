@@ -77,8 +77,9 @@ func Mount(dir, backing string) (*FS, error) {
 	raw := fs.NewNodeFS(root, &fs.Options{})
 	f.server, err = fuse.NewServer(&faulty{RawFileSystem: raw, fs: f}, dir, &fuse.MountOptions{
 		FsName: "dsec-faultfs", Name: "dsec-faultfs", AllowOther: true, DirectMountStrict: true, DisableReadDirPlus: true,
-		DisableSplice: true, // whose pipes stay
-		MaxStackDepth: -1,   // else the kernel would read and write backing by itself
+		MaxWrite:      1 << 20, // as network file systems have, NFS or what libfuse serves
+		DisableSplice: true,    // whose pipes stay
+		MaxStackDepth: -1,      // else the kernel would read and write backing by itself
 	})
 	if err != nil {
 		return nil, fmt.Errorf("mount %s: %w", dir, err)
