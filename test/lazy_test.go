@@ -184,6 +184,90 @@ func readOnDemand(t *testing.T, env ...string) {
 	reads("a new one of the same layer", create("three"), "three")
 }
 
+// What the first node that opens a layer reads of it, the next one fetches before
+// anyone reads it.
+func TestTraceOfALayer(t *testing.T) {
+	testutil.Require(t, testutil.Root, testutil.EROFS, testutil.Overlay, testutil.Program("busybox"))
+	name, dir := testutil.Name(t), testutil.Dir(t)
+	testutil.Ledger(t, name, filepath.Base(dir))
+	c := &containerServer{name: name, dir: dir, env: []string{"DSEC_LAYERS_VERIFY=always", "DSEC_LAYERS_TRACE_FOR=1s"}}
+	t.Cleanup(func() {
+		c.destroy(t)
+		killLayerd(t, dir)
+	})
+	c.start(t)
+	t.Cleanup(func() { c.killAll(t) })
+	const size, part = 24 << 20, 3 << 20
+	data := make([]byte, size)
+	_, _ = rand.NewChaCha8([32]byte{11}).Read(data)
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	check(t, w.WriteHeader(&tar.Header{Name: "big", Mode: 0o644, Size: size}))
+	_, err := w.Write(data)
+	check(t, errors.Join(err, w.Close()))
+	cl := c.client(t)
+	_, _, err = cl.ImportLayer(t.Context(), "base", client.ImportOptions{}, bytes.NewReader(busyboxTar(t)))
+	check(t, err)
+	big, _, err := cl.ImportLayer(t.Context(), "big", client.ImportOptions{Kind: dsec.LayerToolkit}, &b)
+	check(t, err)
+	create := func() *client.Sandbox {
+		t.Helper()
+		sb, err := c.client(t).CreateSandbox(t.Context(), client.SandboxOptions{Layers: []string{"base", "big"}})
+		check(t, err)
+		return sb
+	}
+	// The two ends of the file, the later one first.
+	read := func(sb *client.Sandbox) {
+		t.Helper()
+		want := sha256.New()
+		want.Write(data[size-part:])
+		want.Write(data[:part])
+		out, o, err := sb.Command("/bin/sh", "-c", fmt.Sprintf("{ tail -c %d /big; head -c %[1]d /big; } | sha256sum", part)).Output(t.Context())
+		if err != nil || o.Code != 0 || !strings.HasPrefix(string(out), fmt.Sprintf("%x ", want.Sum(nil))) {
+			t.Errorf("%q, %+v, %v", out, o, err)
+		}
+	}
+	sb := create()
+	read(sb)
+	trace := filepath.Join(dir, "data", "layers", "blobs", "layers", strings.TrimPrefix(big.Digest, "sha256:"), "trace")
+	testutil.WaitFor(t, time.Minute, "trace", func() error { _, err := os.Stat(trace); return err })
+	check(t, sb.Kill(t.Context()))
+
+	another := func() {
+		t.Helper()
+		c.stop()
+		killLayerd(t, dir)
+		check(t, errors.Join(os.RemoveAll(filepath.Join(dir, "data", "layers", "local")), os.RemoveAll(filepath.Join(dir, "data", "layers", "cache"))))
+		c.start(t)
+		t.Cleanup(func() { c.killAll(t) })
+	}
+	cache := filepath.Join(dir, "data", "layers", "cache")
+	another()
+	sb = create()
+	testutil.WaitFor(t, time.Minute, "data of the trace", func() error {
+		if used := diskUse(t, cache); used < 2*part {
+			return fmt.Errorf("%d bytes are here", used)
+		}
+		return nil
+	})
+	if used := diskUse(t, cache); used > size/2 {
+		t.Errorf("%d bytes are here, of a trace of %d", used, 2*part)
+	}
+	read(sb)
+	check(t, sb.Kill(t.Context()))
+
+	// A store with another trace does no harm.
+	check(t, os.WriteFile(trace, []byte(`{"version":1,"spans":[{"offset":-1,"length":1}]}`), 0o600))
+	another()
+	sb = create()
+	read(sb)
+	check(t, sb.Kill(t.Context()))
+	check(t, c.client(t).RemoveLayer(t.Context(), "big"))
+	if _, err := os.Stat(trace); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the trace of a removed layer: %v", err)
+	}
+}
+
 // A bucket is a store too. While it does not answer, what was read can be read
 // again, and what was not fails and makes the sandbox degraded, until it answers.
 func TestLayersFromABucket(t *testing.T) {

@@ -25,6 +25,7 @@ type LayersConfig struct {
 	StoreRequests    int64    `toml:"store_requests"`
 	Verify           string   `toml:"verify"`
 	FrontEnd         string   `toml:"front_end"`
+	TraceFor         duration `toml:"trace_for"`
 	CacheDir         string   `toml:"cache_dir"`
 	CacheBytes       int64    `toml:"cache_bytes"`
 	RetryFor         duration `toml:"retry_for"`

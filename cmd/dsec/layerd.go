@@ -39,7 +39,7 @@ func openLazy(ctx context.Context, cfg *Config, blobs blob.Store, log *slog.Logg
 		RunDir: filepath.Join(cfg.RunDir, "layerd"), CacheDir: cfg.cacheDir(),
 		Store:    lazy.Store{URL: cfg.storeURL(), Secrets: secrets, Requests: int(cfg.Layers.StoreRequests)},
 		FrontEnd: lazy.FrontEnd(cfg.Layers.FrontEnd),
-		Limits:   lazy.Limits{CacheBytes: cfg.Layers.CacheBytes, RetryFor: cfg.Layers.RetryFor.Duration},
+		Limits:   lazy.Limits{CacheBytes: cfg.Layers.CacheBytes, RetryFor: cfg.Layers.RetryFor.Duration, Trace: cfg.Layers.TraceFor.Duration > 0},
 		Log:      log.With("component", "layerd"),
 	})
 	if err != nil {
@@ -69,8 +69,21 @@ func (l *lazyFiles) Open(ctx context.Context, f layer.LazyFile) (*os.File, error
 }
 
 // Prefetch implements layer.Lazy.
-func (l *lazyFiles) Prefetch(ctx context.Context, f layer.LazyFile, progress func(done, total int64)) error {
-	return l.Client.Prefetch(ctx, lazy.Image(f), nil, func(p lazy.Progress) { progress(p.Done, p.Total) })
+func (l *lazyFiles) Prefetch(ctx context.Context, f layer.LazyFile, spans []layer.Span, progress func(done, total int64)) error {
+	var ranges []lazy.Range
+	for _, s := range spans {
+		ranges = append(ranges, lazy.Range(s))
+	}
+	return l.Client.Prefetch(ctx, lazy.Image(f), ranges, func(p lazy.Progress) { progress(p.Done, p.Total) })
+}
+
+// Trace implements layer.Lazy.
+func (l *lazyFiles) Trace(ctx context.Context, key string) (spans []layer.Span, err error) {
+	ranges, err := l.Client.Trace(ctx, key)
+	for _, r := range ranges {
+		spans = append(spans, layer.Span(r))
+	}
+	return spans, err
 }
 
 // releaseTimeout is how long layerd may take to answer.
@@ -139,6 +152,8 @@ func (l *LayersConfig) validateReads() error {
 		return dsec.Invalid("layers.cache_bytes", "is %d, want at least %d", l.CacheBytes, 64<<20)
 	case l.RetryFor.Duration < time.Second || l.RetryFor.Duration > time.Hour:
 		return dsec.Invalid("layers.retry_for", "is %s, want 1s to 1h", l.RetryFor)
+	case l.TraceFor.Duration != 0 && (l.TraceFor.Duration < time.Second || l.TraceFor.Duration > time.Hour):
+		return dsec.Invalid("layers.trace_for", "is %s, want 0s, or 1s to 1h", l.TraceFor)
 	case l.CacheDir != "" && !filepath.IsAbs(l.CacheDir):
 		return dsec.Invalid("layers.cache_dir", "want an absolute path")
 	}

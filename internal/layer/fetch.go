@@ -224,6 +224,7 @@ func (s *Store) openData(ctx context.Context, meta Meta) (f *os.File, onRead boo
 	if f, err = s.opt.Lazy.Open(ctx, lazy); err != nil {
 		return nil, false, err
 	}
+	s.follow(meta, lazy)
 	// One of a FUSE file system asks its server, however it is read; another is
 	// filled by what its reads as a file set off.
 	var st unix.Statfs_t
@@ -260,7 +261,7 @@ func (s *Store) Prefetch(ctx context.Context, digest string, progress func(done,
 	if err != nil {
 		return err
 	}
-	err = s.opt.Lazy.Prefetch(ctx, f, func(done, _ int64) { progress(meta.IndexSize+min(done, meta.DataSize), meta.Size) })
+	err = s.opt.Lazy.Prefetch(ctx, f, nil, func(done, _ int64) { progress(meta.IndexSize+min(done, meta.DataSize), meta.Size) })
 	if err == nil {
 		progress(meta.Size, meta.Size)
 	}

@@ -94,6 +94,10 @@ type Options struct {
 	// Verify has all data read through Lazy, which checks every byte of them, also
 	// where the kernel could read them by itself.
 	Verify bool
+	// TraceFor has data that are read through Lazy fetched as the layer's trace in the
+	// store says. Of a layer without one a trace is made from when it is opened until
+	// for so long nothing else is read, or ten times as long. Zero: there are no traces.
+	TraceFor time.Duration
 	// HelperCommand runs HelperMain: this program with the argument
 	// import-helper.
 	HelperCommand []string
@@ -125,8 +129,11 @@ type Lazy interface {
 	// Open gives a file that reads as the blob. Each chunk is held against its hash
 	// before any reader sees it.
 	Open(ctx context.Context, f LazyFile) (*os.File, error)
-	// Prefetch brings the whole of the file to this node, which need not be open.
-	Prefetch(ctx context.Context, f LazyFile, progress func(done, total int64)) error
+	// Prefetch brings spans of the file, all of it where they are nil, to this node,
+	// in their order. It need not be open.
+	Prefetch(ctx context.Context, f LazyFile, spans []Span, progress func(done, total int64)) error
+	// Trace tells what was read of the file, in order of the first read.
+	Trace(ctx context.Context, key string) ([]Span, error)
 	// Release says that the file is neither open nor mounted any more.
 	Release(key string)
 	// Lost are the keys of files that were open when what filled them died, so that

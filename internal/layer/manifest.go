@@ -193,5 +193,6 @@ const (
 	partPacked   = "index.zst"
 	partIndex    = "index" // as it is, of layers that were stored before
 	partAbout    = "about"
+	partTrace    = "trace" // may come later, or never
 	partManifest = "manifest"
 )

@@ -36,6 +36,7 @@ type Store struct {
 	blobs  blob.Store
 	builds chan struct{} // one token for each build that may run
 	flight singleflight.Group
+	traces *traces
 
 	names sync.Mutex // held while files get or lose their names: not mu, which creates wait for
 
@@ -64,7 +65,7 @@ const (
 // it. A layer whose metadata cannot be read is left out and logged; its files stay
 // for a person to look at.
 func Open(dir string, opt Options) (*Store, error) {
-	s := &Store{dir: dir, opt: opt.withDefaults(), layers: map[string]*entry{}}
+	s := &Store{dir: dir, opt: opt.withDefaults(), layers: map[string]*entry{}, traces: newTraces()}
 	s.builds = make(chan struct{}, s.opt.Builds)
 	for _, d := range []string{dir, s.tmp(), s.local(), s.olds()} {
 		if err := os.MkdirAll(d, 0o700); err != nil {
@@ -98,6 +99,7 @@ func Open(dir string, opt Options) (*Store, error) {
 // Close gives the directory up, once no Build runs. Layers stay; holds are
 // forgotten.
 func (s *Store) Close() error {
+	s.traces.close()
 	var err error
 	if own, ok := s.blobs.(io.Closer); ok && s.opt.Blobs == nil {
 		err = own.Close()
@@ -375,7 +377,7 @@ func (s *Store) list(e *entry) {
 // removeBlobs removes a layer from the blob store: the manifest first, without
 // which it is gone.
 func (s *Store) removeBlobs(ctx context.Context, digest string) error {
-	for _, part := range []string{partManifest, partAbout, partPacked, partIndex, partChunks, partData} {
+	for _, part := range []string{partManifest, partAbout, partTrace, partPacked, partIndex, partChunks, partData} {
 		if err := s.blobs.Delete(ctx, blobKey(digest, part)); err != nil {
 			return err
 		}

@@ -1,0 +1,168 @@
+package layer
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/opendsec/dsec"
+)
+
+// A trace says which data of a layer were read first, in order, where a sandbox was
+// first made of it. It is a part of the layer in the store that nothing depends on:
+// a node that has not seen the layer fetches these data at once, without waiting for
+// a reader to want one after the other.
+
+// Span is a range of a layer's data, in bytes.
+type Span struct {
+	Offset int64 `json:"offset"`
+	Length int64 `json:"length"`
+}
+
+// trace is the document.
+type trace struct {
+	Version int    `json:"version"`
+	Spans   []Span `json:"spans"`
+}
+
+const (
+	traceVersion = 1
+	traceBytes   = 1 << 20 // of the document
+	traceSpans   = 1 << 14
+	tracePeriods = 10 // of Options.TraceFor, until a layer's trace is stored at the latest
+	// traceTimeout bounds what is done for a trace, as long as a store may hang.
+	traceTimeout = 5 * time.Minute
+)
+
+// traces is what a store does for traces beside its calls.
+type traces struct {
+	ctx  context.Context //nolint:containedctx // of the goroutines, until Close
+	end  context.CancelFunc
+	runs sync.WaitGroup
+
+	mu   sync.Mutex
+	busy map[string]bool // layers that are recorded or fetched
+}
+
+func newTraces() *traces {
+	t := &traces{busy: map[string]bool{}}
+	t.ctx, t.end = context.WithCancel(context.Background())
+	return t
+}
+
+func (t *traces) close() {
+	t.end()
+	t.runs.Wait()
+}
+
+// follow fetches what the trace of a layer that was just opened names. Where the
+// store has no trace it makes one of what is read here in the next while.
+func (s *Store) follow(meta Meta, f LazyFile) {
+	t := s.traces
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if s.opt.TraceFor == 0 || t.busy[meta.Digest] || t.ctx.Err() != nil {
+		return
+	}
+	t.busy[meta.Digest] = true
+	t.runs.Go(func() {
+		err := s.followOne(t.ctx, meta, f)
+		if err != nil && t.ctx.Err() == nil {
+			s.opt.Logger.Warn("trace of a layer", "digest", meta.Digest, "error", err)
+		}
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		delete(t.busy, meta.Digest)
+	})
+}
+
+func (s *Store) followOne(ctx context.Context, meta Meta, f LazyFile) error {
+	bounded, cancel := context.WithTimeout(ctx, traceTimeout)
+	defer cancel()
+	doc, err := s.readPart(bounded, meta.Digest, partTrace, traceBytes)
+	if notFound(err) {
+		return s.record(ctx, meta, f)
+	} else if err != nil {
+		return err
+	}
+	spans, err := decodeTrace(doc, meta)
+	if err != nil {
+		return s.corrupt(meta.Digest, partTrace, err)
+	}
+	if len(spans) == 0 {
+		return nil
+	}
+	return s.opt.Lazy.Prefetch(bounded, f, spans, func(int64, int64) {})
+}
+
+// record stores the trace of a layer, once its readers have read for a while what
+// they had read before, or for long.
+func (s *Store) record(ctx context.Context, meta Meta, f LazyFile) (err error) {
+	var spans []Span
+	for n, before := 0, int64(-1); n < tracePeriods; n++ {
+		select {
+		case <-time.After(s.opt.TraceFor):
+		case <-ctx.Done():
+			return nil
+		}
+		if spans, err = s.traced(ctx, f); err != nil {
+			return err
+		}
+		var read int64
+		for _, p := range spans {
+			read += p.Length
+		}
+		if read > 0 && read == before {
+			break
+		}
+		before = read
+	}
+	if len(spans) == 0 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, traceTimeout)
+	defer cancel()
+	doc, err := json.Marshal(trace{traceVersion, spans[:min(len(spans), traceSpans)]})
+	if err != nil {
+		return err
+	}
+	err = s.blobs.Put(ctx, blobKey(meta.Digest, partTrace), bytes.NewReader(doc), int64(len(doc)))
+	if err != nil && dsec.CodeOf(err) == dsec.CodeConflict { // another node's
+		return nil
+	}
+	return err
+}
+
+func (s *Store) traced(ctx context.Context, f LazyFile) ([]Span, error) {
+	ctx, cancel := context.WithTimeout(ctx, traceTimeout)
+	defer cancel()
+	return s.opt.Lazy.Trace(ctx, f.Key)
+}
+
+// decodeTrace reads a trace that came from a store.
+func decodeTrace(doc []byte, meta Meta) ([]Span, error) {
+	var t trace
+	if err := json.Unmarshal(doc, &t); err != nil {
+		return nil, err
+	}
+	switch {
+	case t.Version != traceVersion:
+		return nil, fmt.Errorf("a trace of version %d, want %d", t.Version, traceVersion)
+	case len(t.Spans) > traceSpans:
+		return nil, fmt.Errorf("a trace of %d spans", len(t.Spans))
+	}
+	var total int64
+	for _, p := range t.Spans {
+		if p.Offset < 0 || p.Length <= 0 || p.Length > meta.DataSize || p.Offset > meta.DataSize-p.Length {
+			return nil, fmt.Errorf("%d bytes from %d of %d", p.Length, p.Offset, meta.DataSize)
+		}
+		if total += p.Length; total > meta.DataSize {
+			return nil, errors.New("it names more than there is")
+		}
+	}
+	return t.Spans, nil
+}
