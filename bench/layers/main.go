@@ -80,6 +80,7 @@ func suites() []suite {
 	return []suite{
 		{[]string{"I1_mb_s"}, conversion},
 		{[]string{"I2_ms", "I2_vs_tar", "I2_vs_podman", "I2_bytes_pct", "I2_written_fewer_pct"}, neverSeen},
+		{[]string{"I2_filled_ms", "I2_traced_ms"}, traced},
 		{[]string{"L1_compose_ms"}, compose},
 		{[]string{"I3_warm_pct", "I3_cold_pct"}, build},
 		{[]string{"I4_vs_podman", "I4_fetched_x"}, burst},

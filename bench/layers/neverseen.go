@@ -61,6 +61,59 @@ func neverSeen(ctx context.Context, b *bench) (rows []measure.Row, err error) {
 	return s.rows(), nil
 }
 
+// traced: the same where layerd fetches and checks what is read, and where it also
+// has the trace of a node that saw the image before.
+func traced(ctx context.Context, b *bench) (rows []measure.Row, err error) {
+	st, err := b.newStore(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, st.close()) }()
+	// A bucket is read through layerd in any case.
+	n, err := b.newNode(ctx, append(st.env, "DSEC_LAYERS_VERIFY=always", "DSEC_LAYERS_TRACE_FOR=1s")...)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, n.stop()) }()
+	if err := n.loadVariants(ctx, b.tree, 0, 2*b.rounds); err != nil {
+		return nil, err
+	}
+	for i := range b.rounds { // every other one is seen, and so gets a trace
+		if err := kill(n.first(ctx, variantName(2*i+1))); err != nil {
+			return nil, err
+		}
+	}
+	if err := st.waitTraces(ctx, b.rounds+1); err != nil { // busybox has one too
+		return nil, err
+	}
+	// Nodes that only look on note nothing.
+	n.env = append(n.env, "DSEC_LAYERS_TRACE_FOR=1h")
+	if err := errors.Join(n.forget(ctx), st.forget()); err != nil {
+		return nil, err
+	}
+	s := &seeing{b: b, st: st, n: n}
+	var filled, followed sums
+	for i := range b.rounds {
+		for v, sum := range []*sums{&filled, &followed} {
+			st.delay(b.delay)
+			one, err := s.ours(ctx, 2*i+v)
+			if err != nil {
+				return nil, err
+			}
+			sum.add(one)
+		}
+	}
+	what := fmt.Sprintf("never-seen image of %.0f MB through layerd, %v for each read of the store", float64(b.tree.size)/1e6, b.delay)
+	pct := func(s *sums) string {
+		return fmt.Sprintf("%.1f %% of its bytes fetched, %.1f MB written", 100*s.per(s.fetched)/float64(b.tree.size), s.per(s.written)/1e6)
+	}
+	return []measure.Row{
+		measure.NewRow("I2_filled_ms", what, "ms", filled.P50()).Details(&filled.Samples).Noted(pct(&filled)),
+		measure.NewRow("I2_traced_ms", "the same with the trace of a node that saw it", "ms", followed.P50()).Details(&followed.Samples).
+			Against("without a trace (ms)", filled.P50()).Noted(pct(&followed)),
+	}, nil
+}
+
 // seeing is the state of neverSeen.
 type seeing struct {
 	b   *bench

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"time"
@@ -107,6 +108,29 @@ func (s *layerStore) forget() error {
 		err = errors.Join(err, forgetBelow(s.dir))
 	}
 	return err
+}
+
+// waitTraces waits for the traces of n layers.
+func (s *layerStore) waitTraces(ctx context.Context, n int) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	for {
+		found := 0
+		err := filepath.WalkDir(s.dir, func(path string, d fs.DirEntry, err error) error {
+			if err == nil && d.Name() == "trace" {
+				found++
+			}
+			return err
+		})
+		if err != nil || found >= n {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%d of %d traces: %w", found, n, ctx.Err())
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
 }
 
 func (s *layerStore) close() error {
