@@ -219,9 +219,9 @@ func detachedCopy(mount int) (fd int, ok bool) {
 // mountImage mounts an EROFS image.
 //
 // One with data on another device is mounted through loop devices. From a file the
-// kernel reads each page by a request of its own, waits for it where no signal
-// reaches, and keeps it twice, as the file's and as EROFS's. From a loop device it
-// reads as far as it reads ahead at once, past the cache of the file.
+// kernel reads each page by a call of its own, and keeps it twice, as the file's and
+// as EROFS's. From a loop device it reads as far as it reads ahead at once, past the
+// cache of the file.
 //
 // What is filled on read must be read as a file. Small images need no device.
 func mountImage(open func() (backend.Devices, error)) (int, error) {
