@@ -111,8 +111,8 @@ pgo: build ## profile the server under the bench's load, for the compiler: cmd/d
 demo: setup build ## the main job on real input: three real bugs, 8 attempts each, at once
 	@$(PY) demo/demo.py
 
-environments: setup build ## real environments of Python, Go and C++, and a real task in each
-	@$(PY) demo/environments.py
+environments: setup build ## real environments of Python, Node, Go, Java and C++, and a real task in each: bench/ENVIRONMENTS.md
+	@$(PY) demo/environments.py $(ENVIRONMENTS)
 
 sbom: build ## third-party notices and an SPDX bill of materials in dist/
 	@$(GO) run ./scripts/sbom bin/dsec dist

@@ -1,9 +1,10 @@
 """Makers of real environments: the tars of a base, a workspace and a toolkit.
 
-What is fetched, the machine's own apt, pip and go fetch, from wherever they are
-set up to fetch from. Nothing that was fetched is run on this machine, but by
-mmdebstrap in its own chroot: wheels are unpacked, modules are copied, tools are
-compiled from source.
+What is fetched, the machine's own apt, pip, npm, go and mvn fetch, from wherever
+they are set up to fetch from. Nothing of a project is run on this machine: wheels
+and npm's packages are unpacked without their scripts, modules are copied, tools in
+Go are compiled from source. Debian's packages install themselves in the chroot of
+mmdebstrap, and Maven runs its own plugin that downloads.
 """
 
 from __future__ import annotations
@@ -27,6 +28,17 @@ DIST_PACKAGES = "usr/local/lib/python3.11/dist-packages"
 
 
 @dataclass(frozen=True)
+class Bug:
+    """What the workspace has wrong, and the task is to mend; the fields are those of environments.toml."""
+
+    what: str
+    file: str  # in the workspace
+    right: str  # of which the file has one
+    wrong: str  # which it has in its place
+    shows: str  # what failing tests say
+
+
+@dataclass(frozen=True)
 class Environment:
     """One environment; the fields are those of environments.toml."""
 
@@ -35,7 +47,10 @@ class Environment:
     project: str
     workdir: str
     memory_mb: int
-    steps: list[list[str]]
+    bug: Bug
+    install: list[str]
+    build: list[str]
+    tests: list[str]
     version: str = ""
     packages: list[str] = field(default_factory=list)
     dependencies: list[str] = field(default_factory=list)
@@ -47,9 +62,12 @@ class Environment:
         """Name of one of its layers; another recipe gives another name."""
         parts: dict[str, list[str]] = {
             "base": self.base,
-            "workspace": [self.project, self.version, self.workdir, *self.dependencies, *self.packages],
+            "workspace": [
+                self.project, self.version, self.workdir, *self.dependencies, *self.packages,
+                self.bug.file, self.bug.right, self.bug.wrong,
+            ],
             "toolkit": self.tools + self.debian_tools,
-        }
+        }  # fmt: skip
         recipe = hashlib.sha256("\n".join(parts[kind]).encode()).hexdigest()
         return f"env-{self.name}-{kind}:{recipe[:12]}"
 
@@ -57,7 +75,7 @@ class Environment:
 def load(path: Path) -> list[Environment]:
     """Read environments.toml."""
     with path.open("rb") as f:
-        return [Environment(**e) for e in tomllib.load(f)["environment"]]
+        return [Environment(**{**e, "bug": Bug(**e["bug"])}) for e in tomllib.load(f)["environment"]]
 
 
 async def tar_of(e: Environment, kind: str, cache: Path) -> Path:
@@ -72,6 +90,8 @@ async def tar_of(e: Environment, kind: str, cache: Path) -> Path:
                 await TREES[e.name, kind](e, root)
                 if kind == "toolkit":
                     await debian_tools(e, root)
+                else:
+                    replace_one(root / e.workdir.lstrip("/") / e.bug.file, e.bug.right, e.bug.wrong)
                 pack(root, part)
         part.replace(tar)
     return tar
@@ -79,14 +99,23 @@ async def tar_of(e: Environment, kind: str, cache: Path) -> Path:
 
 async def base(e: Environment, tar: Path) -> None:
     """Bootstrap Debian with the packages of the base."""
-    hooks = []
+    # A JDK links its manuals there, and is not installed where that fails.
+    hooks = ['--essential-hook=mkdir -p "$1/usr/share/man/man1"']
     if e.name == "go":
-        hooks = [f"--customize-hook=copy-in {goroot()} /usr/local"]
+        hooks += [f"--customize-hook=copy-in {goroot()} /usr/local"]
     await run(
         "nice", "mmdebstrap", "--variant=minbase", f"--include={','.join(e.base)}",
         "--dpkgopt=path-exclude=/usr/share/doc/*", "--dpkgopt=path-exclude=/usr/share/man/*",
         *hooks, "bookworm", str(tar), debian_sources(),
     )  # fmt: skip
+
+
+def replace_one(path: Path, old: str, new: str) -> None:
+    """Replace the one place of a file that reads so."""
+    text = path.read_text()
+    if text.count(old) != 1:
+        raise DemoError(f"{path.name} has {text.count(old)} places that read {old!r}, want 1")
+    path.write_text(text.replace(old, new))
 
 
 async def debian_tools(e: Environment, root: Path) -> None:
@@ -191,6 +220,53 @@ async def debian_workspace(e: Environment, root: Path) -> None:
         await run("dpkg-source", "--no-check", "--extract", str(dsc), str(workdir), cwd=apt)
 
 
+async def node_workspace(e: Environment, root: Path) -> None:
+    """Unpack a package; npm's cache beside it has all that its lock file names."""
+    workdir = root / e.workdir.lstrip("/")
+    with scratch(root.parent) as fetched:
+        await run("npm", "pack", "--silent", f"{e.project}@{e.version}", cwd=fetched)
+        (archive,) = fetched.glob("*.tgz")
+        unpack(archive, workdir)
+    cache = root / e.env["npm_config_cache"].lstrip("/")
+    # Of what a lock file names without its address, npm asks the registry, also when offline.
+    await npm("install", "--cache", str(cache), "--omit-lockfile-registry-resolved=false", cwd=workdir)
+    shutil.rmtree(workdir / "node_modules")  # which the task installs
+    shutil.rmtree(cache / "_logs", ignore_errors=True)
+
+
+async def node_toolkit(e: Environment, root: Path) -> None:
+    """Unpack programs and what they depend on where npm has global ones."""
+    with scratch(root.parent) as cache:
+        await npm("install", "--global", "--prefix", str(root / "usr/local"), "--cache", str(cache), *e.tools)
+
+
+async def java_workspace(e: Environment, root: Path) -> None:
+    """Unpack a project; a repository beside it has what its build needs."""
+    await debian_workspace(e, root)
+    repository = root / "work/repository"
+    workdir = root / e.workdir.lstrip("/")
+    await mvn(repository, "dependency:go-offline", cwd=workdir)
+    for artifact in e.dependencies:  # that plugins ask for when they run
+        await mvn(repository, "dependency:get", f"-Dartifact={artifact}", cwd=root)
+    # Maven offline takes only what it remembers to have from the same repository.
+    for record in ("_remote.repositories", "resolver-status.properties", "*.lastUpdated"):
+        for path in list(repository.rglob(record)):
+            path.unlink()
+
+
+async def java_toolkit(e: Environment, root: Path) -> None:
+    """Copy programs that are one jar each."""
+    with scratch(root.parent) as repository:
+        for tool in e.tools:
+            await mvn(
+                repository,
+                "dependency:copy",
+                f"-Dartifact={tool}",
+                f"-DoutputDirectory={root}/usr/local/share/java",
+                cwd=root,
+            )
+
+
 async def no_more(e: Environment, root: Path) -> None:
     """Make nothing: the tools are Debian's."""
 
@@ -200,6 +276,10 @@ TREES: dict[tuple[str, str], Callable[[Environment, Path], Awaitable[None]]] = {
     ("python", "toolkit"): python_toolkit,
     ("go", "workspace"): go_workspace,
     ("go", "toolkit"): go_toolkit,
+    ("node", "workspace"): node_workspace,
+    ("node", "toolkit"): node_toolkit,
+    ("java", "workspace"): java_workspace,
+    ("java", "toolkit"): java_toolkit,
     ("cpp", "workspace"): debian_workspace,
     ("cpp", "toolkit"): no_more,
 }
@@ -245,3 +325,13 @@ def output(*argv: str) -> str:
 async def pip(*args: str) -> None:
     """Run the pip of the virtual environment."""
     await run(VENV_PYTHON, "-m", "pip", "--quiet", "--disable-pip-version-check", "--no-input", *args)
+
+
+async def npm(*args: str, cwd: Path | None = None) -> None:
+    """Run npm, and no script of a package."""
+    await run("nice", "npm", *args, "--ignore-scripts", "--no-audit", "--no-fund", cwd=cwd)
+
+
+async def mvn(repository: Path, *args: str, cwd: Path) -> None:
+    """Run Maven with a local repository of our own."""
+    await run("nice", "mvn", "-B", "-q", f"-Dmaven.repo.local={repository}", *args, cwd=cwd)
