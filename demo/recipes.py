@@ -24,6 +24,8 @@ from pathlib import Path
 
 from inputs import VENV_PYTHON, DemoError, debian_sources, owned_by_root, run
 
+# The one that Maven takes where none is named leaves out what plugins depend on.
+DEPENDENCY_PLUGIN = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1"
 DIST_PACKAGES = "usr/local/lib/python3.11/dist-packages"
 
 
@@ -111,10 +113,11 @@ async def base(e: Environment, tar: Path) -> None:
 
 
 def replace_one(path: Path, old: str, new: str) -> None:
-    """Replace the one place of a file that reads so."""
+    """Replace the one place of a file that reads so, and have no other read like the new one."""
     text = path.read_text()
-    if text.count(old) != 1:
-        raise DemoError(f"{path.name} has {text.count(old)} places that read {old!r}, want 1")
+    for what, want in ((old, 1), (new, 0)):
+        if text.count(what) != want:
+            raise DemoError(f"{path.name} has {text.count(what)} places that read {what!r}, want {want}")
     path.write_text(text.replace(old, new))
 
 
@@ -245,9 +248,9 @@ async def java_workspace(e: Environment, root: Path) -> None:
     await debian_workspace(e, root)
     repository = root / "work/repository"
     workdir = root / e.workdir.lstrip("/")
-    await mvn(repository, "dependency:go-offline", cwd=workdir)
-    for artifact in e.dependencies:  # that plugins ask for when they run
-        await mvn(repository, "dependency:get", f"-Dartifact={artifact}", cwd=root)
+    await mvn(repository, f"{DEPENDENCY_PLUGIN}:go-offline", cwd=workdir)
+    for artifact in e.dependencies:
+        await mvn(repository, f"{DEPENDENCY_PLUGIN}:get", f"-Dartifact={artifact}", cwd=root)
     # Maven offline takes only what it remembers to have from the same repository.
     for record in ("_remote.repositories", "resolver-status.properties", "*.lastUpdated"):
         for path in list(repository.rglob(record)):
@@ -260,7 +263,7 @@ async def java_toolkit(e: Environment, root: Path) -> None:
         for tool in e.tools:
             await mvn(
                 repository,
-                "dependency:copy",
+                f"{DEPENDENCY_PLUGIN}:copy",
                 f"-Dartifact={tool}",
                 f"-DoutputDirectory={root}/usr/local/share/java",
                 cwd=root,

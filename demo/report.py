@@ -41,7 +41,7 @@ class Run:
     def rows(self) -> list[dict[str, Any]]:
         """Return the run's figures."""
         common = {
-            "features": self.features, "host": host(), "load": os.getloadavg()[0],
+            "features": self.features, "host": host(), "load": four(os.getloadavg()[0]),
             "time": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), "floor": None,
         }  # fmt: skip
         kinds = ", ".join(f"{k} {m / 1e6:.1f} of {n / 1e6:.1f}" for k, (m, n) in self.kinds.items())
