@@ -41,6 +41,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / "build/environments"
 STORE = CACHE / "store"
 FETCHED = CACHE / "fetched"
+RUN = "/run/dsec-environments"
 ADDRESS = os.environ.get("DSEC_API_LISTEN", "127.0.0.1:7329")
 KINDS = ("base", "workspace", "toolkit")
 STEP_TIMEOUT = 1800.0
@@ -56,6 +57,7 @@ async def server(way: str) -> AsyncIterator[DSecClient]:
     env = {
         **os.environ,
         "DSEC_DATA_DIR": str(data),
+        "DSEC_RUN_DIR": RUN,
         "DSEC_API_LISTEN": ADDRESS,
         "DSEC_LAYERS_STORE": str(STORE),
         "DSEC_LAYERS_VERIFY": "always" if way == "fetched" else "auto",
@@ -73,6 +75,15 @@ async def server(way: str) -> AsyncIterator[DSecClient]:
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(timeout=60)
+        unmount(RUN)  # else the next server went on with these mounts, and what is cached of them
+
+
+def unmount(directory: str) -> None:
+    """Unmount what is below a directory, the latest first."""
+    mounts = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
+    for point in reversed(mounts):
+        if point.startswith(directory + "/"):
+            subprocess.run(["umount", "--lazy", point], check=True)
 
 
 async def answering(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
@@ -156,7 +167,7 @@ async def environment(client: DSecClient, e: Environment, way: str) -> Run:
     """Run the task of one environment on a node that has nothing of it."""
     layers = await layers_of(client, e, way)
     for layer in layers:
-        layer.forget()
+        layer.start()
     args = DSecContainerRunArgs(
         container_image=e.layer("base"), workspace=e.layer("workspace"), toolkits=[e.layer("toolkit")],
         memory_limit_mb=e.memory_mb, cpu_cores_limit=2, pids_limit=1024,

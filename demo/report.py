@@ -127,7 +127,7 @@ An image is a base with a toolchain from Debian, a workspace with a released pro
 depends on, and a toolkit, on a node that has nothing of it. The task installs and builds the project,
 sees its tests fail for a bug, mends it, builds and tests again; the reward is by the last exit code.
 
-- read: {WAYS["read"]}; counted is what is in the page cache, read ahead included
+- read: {WAYS["read"]}; counted is what it read, ahead too
 - fetched: {WAYS["fetched"]} (`layers.verify = "always"`), as from a bucket; counted is the node's cache
 
 | environment | project | way | image MB | moved MB | % | create ms | task s | reward | load |
