@@ -106,6 +106,8 @@ func (k *calls) do(ctx context.Context, m *message, files []*os.File) (r reply, 
 		err = k.prefetch(ctx, m, files)
 	case m.Stop:
 		err = k.s.mayStop()
+	case m.Ping:
+		k.s.present()
 	default:
 		err = &dsec.Error{Code: dsec.CodeUnsupported, Message: "layerd does not know this call"}
 	}
@@ -252,6 +254,13 @@ func (s *server) settle(key string) error {
 	delete(s.lost, key)
 	s.mu.Unlock()
 	return nil
+}
+
+// present returns as long as no lock that readers and calls need is held for ever.
+func (s *server) present() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.cache.all()
 }
 
 func (s *server) mayStop() error {

@@ -37,6 +37,7 @@ type message struct {
 	Prefetch *prefetchCall `json:",omitempty"` // files: the description, the ranges as JSON
 	Cancel   bool          `json:",omitempty"` // of the call with this ID
 	Stop     bool          `json:",omitempty"`
+	Ping     bool          `json:",omitempty"`
 
 	// From layerd, beside Hello.
 	Reply    *reply    `json:",omitempty"` // with a file, if the answer has one
