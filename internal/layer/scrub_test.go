@@ -1,27 +1,21 @@
 package layer
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"golang.org/x/sys/unix"
 
 	"github.com/opendsec/dsec"
-	"github.com/opendsec/dsec/internal/layer/blob"
-	"github.com/opendsec/dsec/internal/layer/blob/dirblob"
 	"github.com/opendsec/dsec/internal/layer/scrub"
 	"github.com/opendsec/dsec/internal/testutil"
-	"github.com/opendsec/dsec/internal/testutil/faultfs"
 )
 
 // noise is text that no two chunks have the same of.
@@ -386,144 +380,4 @@ func TestScrubWhileLayersComeAndGo(t *testing.T) {
 func TestScrubOfOtherStores(t *testing.T) {
 	s := openStore(t, Options{Verify: true})
 	wantCode(t, s.Scrub(t.Context(), ScrubOptions{}), dsec.CodeUnsupported)
-}
-
-// faultyStore is a store on a file system that can be made to fail.
-func faultyStore(t *testing.T) (*Store, *faultfs.FS) {
-	t.Helper()
-	testutil.Require(t, testutil.Root)
-	dir := testutil.Dir(t)
-	backing, at := filepath.Join(dir, "backing"), filepath.Join(dir, "at")
-	if err := errors.Join(os.Mkdir(backing, 0o700), os.Mkdir(at, 0o700)); err != nil {
-		t.Fatal(err)
-	}
-	fs, err := faultfs.Mount(at, backing)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := fs.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	blobs, err := dirblob.Open(at)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { fs.Set(nil); _ = blobs.Close() })
-	return openStore(t, Options{Blobs: blob.Wrap(blobs, blob.Options{}), Own: true}), fs
-}
-
-// A store that does not answer holds neither the scrub's end up nor anything else.
-func TestScrubOfAHungStore(t *testing.T) {
-	s, fs := faultyStore(t)
-	m := build(t, s, noise(1, 3<<20))
-	hold(t, s, m)
-	var reads atomic.Int64
-	hang := func(op faultfs.Op) faultfs.Fault {
-		return faultfs.Fault{Hang: op == faultfs.Read && reads.Add(1) == 2}
-	}
-	fs.Set(hang)
-	sc := startScrub(t, s, func(o *ScrubOptions) { o.Timeout = 100 * time.Millisecond })
-	testutil.WaitFor(t, 20*time.Second, "a read that is not answered", func() error {
-		if sc.value(t, "dsec_scrub_errors_total", "") == 0 {
-			return errors.New("not yet")
-		}
-		return nil
-	})
-	stuck := readers(t)
-	if len(stuck) != 1 {
-		t.Fatalf("%d reading processes, want the one that is stuck", len(stuck))
-	}
-	if _, err := s.Get(t.Context(), m.Digest); err != nil {
-		t.Error(err)
-	}
-	sc.stop() // returns, though the process cannot end
-	if left := readers(t); !slices.Equal(left, stuck) {
-		t.Errorf("reading processes %v, want %v: it was not stuck", left, stuck)
-	}
-	fs.Set(nil)
-	testutil.WaitFor(t, 20*time.Second, "the end of what was stuck", func() error {
-		if left := readers(t); len(left) > 0 {
-			return errors.New("it is there")
-		}
-		return nil
-	})
-	sc = startScrub(t, s, nil)
-	<-sc.idle
-	sc.wantMismatches(t, 0, 0)
-	if n := sc.value(t, "dsec_scrub_bytes_total", ""); n == 0 || n > float64(m.DataSize) {
-		t.Errorf("%v bytes", n)
-	}
-}
-
-// readers are the reading processes that this process has started.
-func readers(t *testing.T) (pids []string) {
-	t.Helper()
-	tasks, err := filepath.Glob("/proc/self/task/*/children")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, f := range tasks {
-		b, _ := os.ReadFile(f) // a thread that ended has none
-		for pid := range strings.FieldsSeq(string(b)) {
-			if lives(pid) {
-				pids = append(pids, pid)
-			}
-		}
-	}
-	slices.Sort(pids)
-	return pids
-}
-
-// lives reports whether a process has a thread that has not ended: the first may
-// have, while another is stuck.
-func lives(pid string) bool {
-	stats, _ := filepath.Glob("/proc/" + pid + "/task/*/stat")
-	for _, f := range stats {
-		if stat, err := os.ReadFile(f); err == nil && !bytes.Contains(stat, []byte(") Z ")) && !bytes.Contains(stat, []byte(") X ")) {
-			return true
-		}
-	}
-	return false
-}
-
-// A late store is waited for; one that lies once is told of, one that goes on lying
-// is damaged; one that fails is none of these.
-func TestScrubOfABadStore(t *testing.T) {
-	s, fs := faultyStore(t)
-	m := build(t, s, noise(1, 3<<20))
-	hold(t, s, m)
-	sc := startScrub(t, s, nil)
-	<-sc.idle
-	day := func() {
-		sc.clock.Add(int64(24 * time.Hour))
-		<-sc.more
-		<-sc.idle
-	}
-	fs.Set(func(faultfs.Op) faultfs.Fault { return faultfs.Fault{Delay: 3 * time.Millisecond} })
-	day()
-	sc.want(t, 2*m.DataSize, 0, 0)
-	var reads atomic.Int64
-	fs.Set(func(op faultfs.Op) faultfs.Fault {
-		return faultfs.Fault{Lie: op == faultfs.Read && reads.Add(1) == 1}
-	})
-	day()
-	sc.want(t, 3*m.DataSize, 1, 0)
-	fs.Set(func(op faultfs.Op) faultfs.Fault {
-		if op == faultfs.Read {
-			return faultfs.Fault{Errno: unix.EIO}
-		}
-		return faultfs.Fault{}
-	})
-	day()
-	sc.want(t, 3*m.DataSize, 1, 0)
-	if len(s.Lost()) > 0 || sc.value(t, "dsec_scrub_errors_total", "") == 0 {
-		t.Errorf("lost %v", s.Lost())
-	}
-	fs.Set(func(op faultfs.Op) faultfs.Fault { return faultfs.Fault{Lie: op == faultfs.Read} })
-	day()
-	if sc.value(t, "dsec_scrub_mismatches_total", "twice") == 0 || !slices.Equal(s.Lost(), []string{m.Digest}) {
-		t.Errorf("lost %v", s.Lost())
-	}
 }

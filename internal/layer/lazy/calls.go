@@ -145,9 +145,13 @@ func (k *calls) open(front FrontEnd, files []*os.File) (*os.File, error) {
 	k.s.mu.Unlock()
 	im.mu.Lock()
 	lost, armed := im.lost, im.armed
+	err = im.wake()
 	im.mu.Unlock()
 	if lost {
 		return nil, errNotSettled
+	}
+	if err != nil {
+		return nil, err
 	}
 	switch {
 	case front == Fanotify && fan != nil:
@@ -216,6 +220,7 @@ func (s *server) release(key string) (idle bool, err error) {
 	im.mu.Unlock()
 	if !armed {
 		err = s.served.remove(im)
+		s.cache.rest(im)
 	}
 	im.ops.Unlock()
 	if armed && !s.tryDisarm(im) {
@@ -240,12 +245,13 @@ func (s *server) settle(key string) error {
 		if im.armed && (fan == nil || !fan.disarm(im)) {
 			return &dsec.Error{Code: dsec.CodeConflict, Field: "key", Message: "somebody has the image open"}
 		}
-		if err := im.reopen(s.cache.dir); err != nil {
+		if err := im.reopen(); err != nil {
 			return err
 		}
 		im.mu.Lock()
 		im.lost, im.inUse = false, false
 		im.mu.Unlock()
+		s.cache.rest(im)
 	}
 	if err := s.served.dir.remove(name(key)); err != nil {
 		return err
@@ -323,9 +329,13 @@ func (k *calls) prefetch(ctx context.Context, m *message, files []*os.File) erro
 			return err
 		}
 	}
-	return k.s.cache.prefetch(ctx, im, ranges, func(p Progress) {
+	err = k.s.cache.prefetch(ctx, im, ranges, func(p Progress) {
 		_ = k.c.send(&message{ID: m.ID, Progress: &p})
 	})
+	im.ops.Lock()
+	defer im.ops.Unlock()
+	k.s.cache.rest(im)
+	return err
 }
 
 func rangesOf(files []*os.File) (ranges []Range, err error) {

@@ -154,6 +154,12 @@ func (c *cache) begin(im *image, first, end int64, budget *semaphore.Weighted) m
 		flights[first] = fl
 		return flights
 	}
+	if err := im.wake(); err != nil {
+		fl := &flight{done: make(chan struct{}), err: fmt.Errorf("cache: %w", err)}
+		close(fl.done)
+		flights[first] = fl
+		return flights
+	}
 	var run []*flight
 	var from int64
 	launch := func() {

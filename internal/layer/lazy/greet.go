@@ -179,6 +179,9 @@ func (s *server) load(holds map[string]hold, data map[string]*os.File, group, fu
 			}
 		}
 	}
+	for _, im := range s.cache.images {
+		im.rest()
+	}
 	return nil
 }
 
