@@ -26,7 +26,8 @@ type image struct {
 	maps *os.File // the map; written by chunk
 
 	// hole is held for reading from the look at a chunk's state to the end of the
-	// read of its bytes, and for writing while chunks go.
+	// read of its bytes, while a chunk is written or verified again, and for writing
+	// while chunks go.
 	hole sync.RWMutex
 
 	ops sync.Mutex // held while it is opened or released
@@ -46,7 +47,9 @@ type image struct {
 	inUse   bool      // opened and not released
 	// armed: since it was last seen that nobody has data open, it was handed out by
 	// fanotify. No chunk may go: the kernel reads it some time after it was allowed to.
-	armed  bool
+	armed bool
+	// left: it was released while somebody had it open, by FUSE. It is served on.
+	left   bool
 	marked bool // the group has a mark on data
 	lost   bool // was served, incomplete, by a layerd whose descriptors are gone
 }
@@ -268,7 +271,7 @@ func (im *image) snapshot() Stats {
 	defer im.mu.Unlock()
 	s := im.stats
 	s.Key, s.Size, s.Chunks, s.Present = im.Key, im.Size, im.chunks(), im.chunks()-im.missing
-	s.InUse, s.Open = im.inUse, im.armed
+	s.InUse, s.Open = im.inUse, im.armed || im.left
 	return s
 }
 
