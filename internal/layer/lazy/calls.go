@@ -91,7 +91,7 @@ func (k *calls) do(ctx context.Context, m *message, files []*os.File) (r reply, 
 	case m.Open != nil:
 		file, err = k.open(m.Open.FrontEnd, files)
 	case m.Release != nil:
-		r.Idle, err = k.s.release(m.Release.Key)
+		r.Idle, err = k.s.release(m.Release)
 	case m.Settle != nil:
 		err = k.s.settle(m.Settle.Key)
 	case m.Trace != nil:
@@ -201,28 +201,37 @@ func (k *calls) openFUSE(im *image, armed bool) error {
 	}
 	k.s.cache.crash("open.held")
 	im.mu.Lock()
-	im.inUse, im.used = true, time.Now()
+	im.inUse, im.left, im.used = true, false, time.Now()
 	im.mu.Unlock()
 	return nil
 }
 
-// release lets an image's chunks go as soon as nobody has it open. It reports
-// whether that is now.
-func (s *server) release(key string) (idle bool, err error) {
-	im, err := s.cache.byKey(key)
+// release lets an image's chunks go, fanotify's as soon as nobody has it open. It
+// reports whether nobody has now.
+func (s *server) release(r *releaseCall) (idle bool, err error) {
+	im, err := s.cache.byKey(r.Key)
 	if err != nil {
 		return false, err
 	}
 	im.ops.Lock()
 	im.mu.Lock()
+	if r.Last && (im.inUse || !im.left) { // it was opened again meanwhile
+		im.mu.Unlock()
+		im.ops.Unlock()
+		return false, nil
+	}
 	im.inUse, im.used = false, time.Now()
-	armed := im.armed
+	im.left = r.Open && !im.armed
+	armed, left := im.armed, im.left
 	im.mu.Unlock()
-	if !armed {
+	if !armed && !left {
 		err = s.served.remove(im)
 		s.cache.rest(im)
 	}
 	im.ops.Unlock()
+	if left {
+		return false, err
+	}
 	if armed && !s.tryDisarm(im) {
 		s.wake()
 		return false, err
@@ -249,7 +258,7 @@ func (s *server) settle(key string) error {
 			return err
 		}
 		im.mu.Lock()
-		im.lost, im.inUse = false, false
+		im.lost, im.inUse, im.left = false, false, false
 		im.mu.Unlock()
 		s.cache.rest(im)
 	}
@@ -272,7 +281,7 @@ func (s *server) present() {
 func (s *server) mayStop() error {
 	for _, im := range s.cache.all() {
 		im.mu.Lock()
-		busy := im.inUse || im.armed
+		busy := im.inUse || im.armed || im.left
 		im.mu.Unlock()
 		if busy {
 			return &dsec.Error{Code: dsec.CodeConflict, Message: "images are in use"}

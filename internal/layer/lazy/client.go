@@ -181,11 +181,11 @@ func (c *Client) live(ctx context.Context) {
 		conn := c.conn
 		c.mu.Unlock()
 		var watching sync.WaitGroup
-		end := make(chan struct{})
-		watching.Go(func() { c.watch(conn, end) })
+		connected, end := context.WithCancel(ctx)
+		watching.Go(func() { c.watch(connected, conn) })
 		err := c.receive(conn)
 		c.disconnected(err)
-		close(end)
+		end()
 		watching.Wait()
 		if ctx.Err() != nil || c.stopping.Load() {
 			return

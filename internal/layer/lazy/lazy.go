@@ -115,7 +115,7 @@ type Stats struct {
 	Size    int64 // bytes
 	Present int64 // chunks that are on local disk and verified
 	InUse   bool  // opened and not released
-	Open    bool  // somebody may have it open, by fanotify: its chunks cannot go
+	Open    bool  // somebody may have it open; by fanotify, its chunks cannot go
 	// Since layerd started:
 	Fetched      int64  // chunks that came from the store
 	FetchedBytes int64  // bytes that came from the store, unusable ones too

@@ -1,13 +1,17 @@
 package lazy
 
 import (
+	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/testutil"
 )
 
@@ -122,29 +126,89 @@ func TestEvictedImagesHoldNoFiles(t *testing.T) {
 }
 
 // A file of the FUSE mount that is open though its image was released is served on,
-// also of an image that was evicted.
+// also of an image that was evicted, and whichever process dies, until it is closed.
 func TestAnOpenFileOfAReleasedImage(t *testing.T) {
 	testutil.Require(t, testutil.Root, testutil.Kernel(6, 14))
 	f := newFixture(t, 1<<20, MinChunk)
-	cfg := f.config(t, FUSE)
-	cfg.Limits.CacheBytes = 1 << 20
-	c := connect(t, cfg)
-	pid := pidOf(t, layerdOf(t, c))
+	cfg, ticks := f.config(t, FUSE), make(chan time.Time)
+	cfg.Limits.CacheBytes, cfg.ticks = 1<<20, ticks
+	c, err := Connect(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { stopLayerd(t, c) }) // of whichever there is
 	file := openImageFile(t, c, f.image)
 	checkFile(t, file, f.truth, 0, f.image.Size)
-	release(t, c, f.image.Key)
-	other, truth := f.add(t, "other", 1<<20, MinChunk)
-	checkFile(t, openImageFile(t, c, other), truth, 0, other.Size)
+	left := func(what string, want bool) {
+		t.Helper()
+		if s := statsOf(t, c, f.image.Key); s.InUse || s.Open != want {
+			t.Errorf("%s: %+v, want open %v", what, s, want)
+		}
+		records, err := os.ReadDir(filepath.Join(cfg.RunDir, "served"))
+		if err != nil || (len(records) == 1) != want {
+			t.Errorf("%s: records %v, %v", what, records, err)
+		}
+	}
+	if err := c.Release(t.Context(), f.image.Key); err != nil {
+		t.Fatal(err)
+	}
+	left("released", true)
+	other, truth := f.add(t, "other", 2<<20, MinChunk)
+	otherFile := openImageFile(t, c, other)
+	checkFile(t, otherFile, truth, 0, other.Size)
 	if s := statsOf(t, c, f.image.Key); s.Present > 0 {
 		t.Errorf("%+v", s)
 	}
-	if n := imageFiles(t, pid, cfg.CacheDir); n != 2 {
+	if n := imageFiles(t, pidOf(t, layerdOf(t, c)), cfg.CacheDir); n != 2 {
 		t.Errorf("layerd has %d files of images open, want those of one", n)
 	}
-	for range 3 {
-		if err := unix.Fadvise(int(file.Fd()), 0, 0, unix.FADV_DONTNEED); err != nil {
-			t.Fatal(err)
+	reads := func() {
+		t.Helper()
+		for range 3 {
+			if err := unix.Fadvise(int(file.Fd()), 0, 0, unix.FADV_DONTNEED); err != nil {
+				t.Fatal(err)
+			}
+			checkFile(t, file, f.truth, 0, f.image.Size)
 		}
-		checkFile(t, file, f.truth, 0, f.image.Size)
 	}
+	reads()
+	_ = otherFile.Close()
+	release(t, c, other.Key)
+	for range 3 {
+		ticks <- time.Time{}
+	}
+	left("looked at", true)
+	if err := c.Stop(t.Context()); dsec.CodeOf(err) != dsec.CodeConflict {
+		t.Errorf("stopped: %v", err)
+	}
+
+	pidfd := layerdOf(t, c)
+	sendSignal(t, pidfd, unix.SIGKILL)
+	ended(t, pidfd)
+	reads()
+	left("after layerd was killed", true)
+	c.Close()
+	if c, err = Connect(t.Context(), cfg); err != nil {
+		t.Fatal(err)
+	}
+	if lost := c.Lost(); len(lost) > 0 {
+		t.Errorf("lost: %v", lost)
+	}
+	reads()
+	left("with the next client", true)
+
+	_ = file.Close()
+	testutil.WaitFor(t, 20*time.Second, "an image that nobody has open", func() error {
+		ticks <- time.Time{}
+		if s := statsOf(t, c, f.image.Key); s.Open {
+			return errors.New("it is open")
+		}
+		return nil
+	})
+	left("closed", false)
+	if n := imageFiles(t, os.Getpid(), cfg.CacheDir); n > 0 {
+		t.Errorf("the client has %d files of images open", n)
+	}
+	again := openImageFile(t, c, f.image)
+	checkFile(t, again, f.truth, 0, f.image.Size)
 }

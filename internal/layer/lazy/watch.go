@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -20,8 +22,12 @@ const (
 	greetFor  = killAfter * pingEvery // a greeting may take so long
 )
 
-// watch asks the layerd of a connection until that ends.
-func (c *Client) watch(conn *connection, end <-chan struct{}) {
+// watch asks the layerd of a connection until that ends, and looks after images that
+// were left.
+func (c *Client) watch(ctx context.Context, conn *connection) {
+	var looking sync.WaitGroup
+	defer looking.Wait()
+	var busy atomic.Bool
 	ticks := c.cfg.ticks
 	if ticks == nil {
 		t := time.NewTicker(pingEvery)
@@ -31,7 +37,7 @@ func (c *Client) watch(conn *connection, end <-chan struct{}) {
 	pong, silent := c.ping(conn), 0
 	for {
 		select {
-		case <-end:
+		case <-ctx.Done():
 			return
 		case a := <-pong:
 			if errors.Is(a.err, errCut) {
@@ -43,6 +49,9 @@ func (c *Client) watch(conn *connection, end <-chan struct{}) {
 			}
 			silent = 0
 		case <-ticks:
+			if busy.CompareAndSwap(false, true) {
+				looking.Go(func() { c.leave(ctx); busy.Store(false) })
+			}
 			if pong == nil {
 				pong = c.ping(conn)
 				continue
