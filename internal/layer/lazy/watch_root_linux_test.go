@@ -22,6 +22,22 @@ func sendSignal(t *testing.T, pidfd int, sig unix.Signal) {
 	}
 }
 
+// stop stops a process that this one has started, and returns once it has stopped.
+func stop(t *testing.T, pidfd int) {
+	t.Helper()
+	sendSignal(t, pidfd, unix.SIGSTOP)
+	for {
+		err := unix.Waitid(unix.P_PIDFD, pidfd, nil, unix.WSTOPPED|unix.WNOWAIT, nil)
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+}
+
 // until lets the client's time pass until an event comes, which it returns.
 func until(t *testing.T, c *Client, ticks chan time.Time, kind EventKind) Event {
 	t.Helper()
@@ -73,7 +89,7 @@ func TestAStoppedLayerdThatGoesOn(t *testing.T) {
 			defer unix.Close(pidfd)
 			for range 2 {
 				answered(t, c)
-				sendSignal(t, pidfd, unix.SIGSTOP)
+				stop(t, pidfd)
 				r := startReaders(t, 2, file, f.truth, false)
 				if e := until(t, c, ticks, EventDegraded); e.Key != f.image.Key || !strings.Contains(e.Reason, "layerd") {
 					t.Errorf("event %+v", e)
@@ -117,7 +133,7 @@ func TestAStoppedLayerdIsReplaced(t *testing.T) {
 				pidfd := layerdOf(t, c)
 				r := startReaders(t, 4, file, f.truth, false)
 				checkFile(t, file, f.truth, 4<<20, 1000)
-				sendSignal(t, pidfd, unix.SIGSTOP)
+				stop(t, pidfd)
 				until(t, c, ticks, EventDegraded)
 				if e := until(t, c, ticks, EventRecovered); e.Key != f.image.Key {
 					t.Errorf("event %+v", e)
@@ -149,7 +165,7 @@ func TestCallsOfAStoppedLayerd(t *testing.T) {
 	cfg.ticks = ticks
 	c := connect(t, cfg)
 	pidfd := layerdOf(t, c)
-	sendSignal(t, pidfd, unix.SIGSTOP)
+	stop(t, pidfd)
 	opened := make(chan *os.File, 1)
 	go func() {
 		file, err := c.Open(t.Context(), f.image)
@@ -171,7 +187,7 @@ func TestWhatFailedBeforeFailsAfter(t *testing.T) {
 	f := newFixture(t, 1<<20, MinChunk)
 	cfg, ticks := f.config(t, ""), make(chan time.Time)
 	cfg.ticks = ticks
-	cfg.Limits = Limits{RetryFor: 50 * time.Millisecond, CallFor: 20 * time.Millisecond}
+	cfg.Limits = Limits{RetryFor: 300 * time.Millisecond}
 	c := connect(t, cfg)
 	file := openImageFile(t, c, f.image)
 	f.store.set(t, faults{Unavailable: true})
@@ -181,7 +197,7 @@ func TestWhatFailedBeforeFailsAfter(t *testing.T) {
 	failed := <-c.Events()
 	answered(t, c)
 	pidfd := layerdOf(t, c)
-	sendSignal(t, pidfd, unix.SIGSTOP)
+	stop(t, pidfd)
 	if e := until(t, c, ticks, EventDegraded); e.Reason == failed.Reason {
 		t.Errorf("event %+v", e)
 	}
@@ -191,11 +207,12 @@ func TestWhatFailedBeforeFailsAfter(t *testing.T) {
 	}
 	// Its successor has not failed yet.
 	answered(t, c)
-	sendSignal(t, pidfd, unix.SIGSTOP)
+	stop(t, pidfd)
 	until(t, c, ticks, EventRecovered)
 	until(t, c, ticks, EventRestarted)
 	ended(t, pidfd)
 	f.store.set(t, faults{})
+	testutil.WaitFor(t, 20*time.Second, "a read", func() error { _, err := file.ReadAt(make([]byte, 100), 0); return err })
 	checkFile(t, file, f.truth, 0, f.image.Size)
 }
 
@@ -214,7 +231,7 @@ func TestAClientOfAStoppedLayerd(t *testing.T) {
 			file := openImageFile(t, c, f.image)
 			checkFile(t, file, f.truth, 0, 1000)
 			pidfd := layerdOf(t, c)
-			sendSignal(t, pidfd, unix.SIGSTOP)
+			stop(t, pidfd)
 			c.Close()
 			cfg.greetFor = 50 * time.Millisecond
 			began := make(chan *Client)
