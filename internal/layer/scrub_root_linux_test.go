@@ -127,9 +127,9 @@ func TestScrubOfAHungStore(t *testing.T) {
 		return faultfs.Fault{Hang: op == faultfs.Read && reads.Add(1) == 2}
 	}
 	fs.Set(hang)
-	sc := startScrub(t, s, func(o *ScrubOptions) { o.Timeout = 100 * time.Millisecond })
+	sc := startScrub(t, s, func(o *ScrubOptions) { o.Timeout = 3 * time.Second }) // more than a start takes
 	testutil.WaitFor(t, 20*time.Second, "a read that is not answered", func() error {
-		if sc.value(t, "dsec_scrub_errors_total", "") == 0 {
+		if reads.Load() < 2 || sc.value(t, "dsec_scrub_errors_total", "") == 0 {
 			return errors.New("not yet")
 		}
 		return nil

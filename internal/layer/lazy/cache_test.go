@@ -292,10 +292,10 @@ func TestAChunkThatIsWantedWhileItGoes(t *testing.T) {
 		var once sync.Once
 		written, done := make(chan struct{}), make(chan struct{})
 		c.crash = func(s string) {
-			switch {
-			case s == "fill.written":
+			switch s {
+			case "fill.written":
 				close(written)
-			case s == step:
+			case step:
 				once.Do(func() {
 					go func() {
 						defer close(done)
