@@ -347,3 +347,63 @@ func TestLayersFromABucket(t *testing.T) {
 	})
 	testutil.WaitFor(t, time.Minute, "the sandbox is well", condition(false))
 }
+
+// A layerd that is stopped makes sandboxes degraded; in the end it is killed, and
+// what they were reading comes from another.
+func TestAStoppedLayerd(t *testing.T) {
+	testutil.Require(t, testutil.Root, testutil.EROFS, testutil.Overlay, testutil.Program("busybox"))
+	name, dir := testutil.Name(t), testutil.Dir(t)
+	testutil.Ledger(t, name, filepath.Base(dir))
+	c := &containerServer{name: name, dir: dir, env: []string{"DSEC_LAYERS_VERIFY=always"}}
+	t.Cleanup(func() {
+		c.destroy(t)
+		killLayerd(t, dir)
+	})
+	c.start(t)
+	t.Cleanup(func() { c.killAll(t) })
+	_, _, err := c.client(t).ImportLayer(t.Context(), "base", client.ImportOptions{}, bytes.NewReader(busyboxTar(t)))
+	check(t, err)
+	data := make([]byte, 24<<20)
+	_, _ = rand.NewChaCha8([32]byte{5}).Read(data)
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	check(t, w.WriteHeader(&tar.Header{Name: "big", Mode: 0o644, Size: int64(len(data))}))
+	_, err = w.Write(data)
+	check(t, errors.Join(err, w.Close()))
+	_, _, err = c.client(t).ImportLayer(t.Context(), "big", client.ImportOptions{Kind: dsec.LayerToolkit}, &b)
+	check(t, err)
+	sb, err := c.client(t).CreateSandbox(t.Context(), client.SandboxOptions{Layers: []string{"base", "big"}})
+	check(t, err)
+	if _, o, err := sb.Command("/bin/sha256sum", "/bin/busybox").Output(t.Context()); err != nil || o.Code != 0 {
+		t.Fatal(o, err)
+	}
+	conditions := func(what string, want ...string) {
+		t.Helper()
+		testutil.WaitFor(t, 2*time.Minute, what, func() error {
+			s, err := sb.Info(t.Context())
+			if err == nil && (s.State != dsec.StateRunning || !slices.Equal(s.Conditions, want)) {
+				err = fmt.Errorf("%s, %q, %q", s.State, s.Reason, s.Conditions)
+			}
+			return err
+		})
+	}
+	stopped := layerd(t, dir)
+	if len(stopped) != 1 {
+		t.Fatalf("layerd: %v", stopped)
+	}
+	check(t, unix.Kill(stopped[0], unix.SIGSTOP))
+	p, err := sb.Command("/bin/sha256sum", "/big").Detach(t.Context())
+	check(t, err)
+	conditions("degraded", "degraded")
+	if s, err := sb.Info(t.Context()); err != nil || !strings.Contains(s.Reason, "layerd") {
+		t.Errorf("%+v, %v", s, err)
+	}
+	var out strings.Builder
+	if o, err := p.Attach(t.Context(), 0, &out, &out, nil); err != nil || o.Code != 0 || !strings.HasPrefix(out.String(), fmt.Sprintf("%x ", sha256.Sum256(data))) {
+		t.Errorf("%q, %+v, %v", out.String(), o, err)
+	}
+	conditions("well again")
+	if now := layerd(t, dir); len(now) != 1 || now[0] == stopped[0] {
+		t.Errorf("layerd: %v, then %v", stopped, now)
+	}
+}

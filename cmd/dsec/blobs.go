@@ -29,6 +29,7 @@ type LayersConfig struct {
 	CacheDir         string   `toml:"cache_dir"`
 	CacheBytes       int64    `toml:"cache_bytes"`
 	RetryFor         duration `toml:"retry_for"`
+	Scrub            int64    `toml:"scrub_bytes_per_second"`
 }
 
 func (l *LayersConfig) validate() error {

@@ -125,6 +125,9 @@ func startEdge(ctx context.Context, cfg *Config, log *slog.Logger, reg *promethe
 	if err := node.Recover(ctx); err != nil {
 		return node, err
 	}
+	if fill == nil && cfg.Layers.Scrub > 0 {
+		startScrub(ctx, cfg, layers, node, log, reg, stack)
+	}
 	if fill != nil {
 		telling, stop := context.WithCancel(context.WithoutCancel(ctx))
 		told := make(chan struct{})

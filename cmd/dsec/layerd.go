@@ -154,6 +154,8 @@ func (l *LayersConfig) validateReads() error {
 		return dsec.Invalid("layers.retry_for", "is %s, want 1s to 1h", l.RetryFor)
 	case l.TraceFor.Duration != 0 && (l.TraceFor.Duration < time.Second || l.TraceFor.Duration > time.Hour):
 		return dsec.Invalid("layers.trace_for", "is %s, want 0s, or 1s to 1h", l.TraceFor)
+	case l.Scrub < 0 || l.Scrub > 1<<40:
+		return dsec.Invalid("layers.scrub_bytes_per_second", "is %d, want 0 to %d", l.Scrub, int64(1<<40))
 	case l.CacheDir != "" && !filepath.IsAbs(l.CacheDir):
 		return dsec.Invalid("layers.cache_dir", "want an absolute path")
 	}

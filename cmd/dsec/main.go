@@ -18,6 +18,7 @@ import (
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/layer"
 	"github.com/opendsec/dsec/internal/layer/lazy"
+	"github.com/opendsec/dsec/internal/layer/scrub"
 )
 
 // version is set by the build.
@@ -63,6 +64,7 @@ func commands() []command {
 		{"config", "", "print the commented default configuration", runConfig, false},
 		{"version", "", "print the version", runVersion, false},
 		{layer.HelperVerb, "", "", runImportHelper, true},
+		{scrub.Verb, "", "", runScrubReader, true},
 		{"launcher", "", "", runLauncher, true},
 		{lazy.Verb, "", "", runLayerd, true},
 	}

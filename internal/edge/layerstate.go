@@ -99,7 +99,7 @@ func (e *Edge) LoseLayers(ctx context.Context) error {
 }
 
 func lostReason(digest string) string {
-	return "reads of layer " + digest + " were cut off, and may have given other bytes"
+	return "reads of layer " + digest + " may have given other bytes: they were cut off, or the layer is damaged in the store"
 }
 
 // settle has a lost layer unmounted, so that it can be opened again.

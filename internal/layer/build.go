@@ -128,7 +128,8 @@ type parts struct {
 }
 
 // upload stores the parts of a layer that are not there. What an earlier attempt
-// left of them is of the same bytes, unless its size says that it is damaged.
+// left of them is of the same bytes, unless its size or the scrub says that it is
+// damaged.
 func (s *Store) upload(ctx context.Context, meta Meta, manifest []byte, p parts) error {
 	about, err := json.Marshal(meta.About)
 	if err != nil {
@@ -155,8 +156,9 @@ func (s *Store) upload(ctx context.Context, meta Meta, manifest []byte, p parts)
 		{partManifest, bytes.NewReader(manifest), int64(len(manifest))},
 	} {
 		key := blobKey(meta.Digest, b.part)
+		damaged := b.part == partData && len(s.scrubs.of(meta.Digest).Bad) > 0
 		switch info, err := s.blobs.Stat(ctx, key); {
-		case err == nil && (info.Size == b.size || b.part == partAbout):
+		case err == nil && !damaged && (info.Size == b.size || b.part == partAbout):
 			continue
 		case err == nil:
 			if err := s.blobs.Delete(ctx, key); err != nil {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -277,12 +278,13 @@ func (s *Store) Release(digest string) {
 
 // Lost are the digests of layers whose readers may have got other bytes: all that
 // has them mounted must end before anything else is done.
-func (s *Store) Lost() (digests []string) {
+func (s *Store) Lost() []string {
+	digests := s.scrubs.lost()
 	if s.opt.Lazy == nil {
-		return nil
+		return digests
 	}
 	for _, key := range s.opt.Lazy.Lost() {
-		if digest, ok := DigestOf(key); ok {
+		if digest, ok := DigestOf(key); ok && !slices.Contains(digests, digest) {
 			digests = append(digests, digest)
 		}
 	}
@@ -291,5 +293,13 @@ func (s *Store) Lost() (digests []string) {
 
 // Settle says that a lost layer is not mounted any more.
 func (s *Store) Settle(ctx context.Context, digest string) error {
-	return s.opt.Lazy.Settle(ctx, blobKey(digest, partData))
+	was, err := s.settled(digest)
+	if err != nil {
+		return err
+	}
+	key := blobKey(digest, partData)
+	if s.opt.Lazy == nil || was && !slices.Contains(s.opt.Lazy.Lost(), key) {
+		return nil
+	}
+	return s.opt.Lazy.Settle(ctx, key)
 }

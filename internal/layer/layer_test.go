@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/layer/scrub"
 	"github.com/opendsec/dsec/internal/testutil"
 )
 
@@ -23,6 +24,13 @@ func TestMain(m *testing.M) {
 	if len(os.Args) > 1 {
 		if os.Args[1] == HelperVerb {
 			HelperMain()
+		}
+		if os.Args[1] == scrub.Verb {
+			if err := scrub.Main(); err != nil {
+				fmt.Fprintln(os.Stderr, err)
+				os.Exit(1)
+			}
+			os.Exit(0)
 		}
 		if bad := badHelpers[os.Args[1]]; bad != nil {
 			bad()

@@ -29,7 +29,7 @@ import (
 type Store struct {
 	// <dir>/local/<hex>.json, .index and .chunks of each layer that this node
 	// knows, <dir>/sha256/<hex>.json and .erofs of old ones, <dir>/tmp, <dir>/lock;
-	// and <dir>/blobs where the blob store is this node's own.
+	// and <dir>/blobs where the blob store is this node's own; <dir>/scrub.json.
 	dir    string
 	opt    Options
 	lock   *os.File
@@ -37,6 +37,7 @@ type Store struct {
 	builds chan struct{} // one token for each build that may run
 	flight singleflight.Group
 	traces *traces
+	scrubs *scrubs
 
 	names sync.Mutex // held while files get or lose their names: not mu, which creates wait for
 
@@ -82,6 +83,9 @@ func Open(dir string, opt Options) (*Store, error) {
 	if s.blobs = s.opt.Blobs; s.blobs == nil {
 		s.opt.Own = true
 		s.blobs, err = dirblob.Open(filepath.Join(dir, "blobs"))
+	}
+	if err == nil {
+		s.scrubs, err = loadScrubs(scrubPath(dir), filepath.Join(s.tmp(), "scrub"))
 	}
 	if err == nil {
 		err = s.load()
@@ -257,7 +261,14 @@ func (s *Store) Hold(ctx context.Context, digest string) (release func(), err er
 		if e, err = s.find(ctx, digest); err != nil {
 			return nil, err
 		}
-		if release, err = s.hold(e); err == nil || e.meta.old != nil || !s.drop(e) {
+		if release, err = s.hold(e); err == nil {
+			if err = s.recheck(ctx, e.meta); err != nil {
+				release()
+				return nil, err
+			}
+			return release, nil
+		}
+		if e.meta.old != nil || !s.drop(e) {
 			return release, err
 		}
 	}
@@ -336,6 +347,7 @@ func (s *Store) removeLocal(e *entry) error {
 	if err := s.unlist(e); err != nil {
 		return err
 	}
+	s.scrubs.forget(digest)
 	files := []string{s.file(digest, metaExt), s.file(digest, indexExt), s.file(digest, chunksExt)}
 	if e.meta.old != nil {
 		files = []string{s.oldFile(digest, metaExt), s.oldFile(digest, imageExt)}

@@ -49,6 +49,14 @@ type Opener interface {
 	Open(key string) (*os.File, error)
 }
 
+// Rooted is an Opener for who reads blobs in a process of its own, because the
+// file system that they are on may never answer.
+type Rooted interface {
+	// Root is the directory in which the key of each blob is its path. The caller
+	// closes it.
+	Root() (*os.File, error)
+}
+
 // Linker is a Store that may take over a file instead of copying it.
 type Linker interface {
 	// Temp makes a file without a name where Link can take it from.

@@ -188,6 +188,14 @@ func (w *wrappedFiles) Open(key string) (f *os.File, err error) {
 	return f, err
 }
 
+// Root implements Rooted, where the store does.
+func (w *wrappedFiles) Root() (*os.File, error) {
+	if r, ok := w.opener.(Rooted); ok {
+		return r.Root()
+	}
+	return nil, dsec.Errorf(dsec.CodeUnsupported, "this store of layers is no directory")
+}
+
 // Temp implements Linker.
 func (w *wrappedFiles) Temp() (f *os.File, err error) {
 	err = w.do(context.Background(), "temp", w.writes, func() error {

@@ -53,10 +53,14 @@ func openApart(mnt *os.File, name string) (*os.File, error) {
 	})
 	<-ready
 	_ = unix.Close(fds[1]) // the thread has a copy
-	m, files, err := newConnection(conn.(*net.UnixConn)).receive()
+	c := newConnection(conn.(*net.UnixConn))
+	m, files, err := c.receive()
 	if err != nil {
 		return nil, err
 	}
+	// Once the thread has ended the file is its caller's alone, see openElsewhere.
+	_, more, _ := c.receive()
+	closeFiles(more)
 	if m.Reply == nil || m.Reply.Error != nil || len(files) != 1 {
 		closeFiles(files)
 		if m.Reply != nil && m.Reply.Error != nil {
@@ -95,5 +99,7 @@ func openAndSend(dir int, name string, socket int) error {
 	if err != nil {
 		return err
 	}
-	return unix.Sendmsg(socket, b, unix.UnixRights(fd), nil, unix.MSG_NOSIGNAL)
+	err = unix.Sendmsg(socket, b, unix.UnixRights(fd), nil, unix.MSG_NOSIGNAL)
+	_ = unix.Close(fd) // before the socket, which goes with the thread
+	return err
 }

@@ -68,15 +68,25 @@ func (c *Client) openFUSE(ctx context.Context, name string) (*os.File, error) {
 }
 
 // Release says that an image is not used any more: it was unmounted and closed.
-// Its chunks may go. A mount of it that is left keeps them nevertheless.
+// Its chunks may go. A mount of it that is left is served on: by fanotify it keeps
+// them, by FUSE they come again.
 func (c *Client) Release(ctx context.Context, key string) error {
-	a, err := c.call(ctx, message{Release: &keyCall{key}}, nil)
+	c.mu.Lock()
+	h := c.held[key]
+	c.mu.Unlock()
+	open := false
+	if h != nil && h.FrontEnd == FUSE {
+		var err error
+		if open, err = c.openElsewhere(ctx, key); err != nil {
+			return err
+		}
+	}
+	a, err := c.call(ctx, message{Release: &releaseCall{Key: key, Open: open}}, nil)
 	if err != nil {
 		return err
 	}
 	c.mu.Lock()
-	h := c.held[key]
-	if h != nil {
+	if h = c.held[key]; h != nil {
 		h.InUse = false
 	}
 	c.mu.Unlock()
@@ -84,6 +94,49 @@ func (c *Client) Release(ctx context.Context, key string) error {
 		c.drop(key)
 	}
 	return nil
+}
+
+// openElsewhere reports whether anybody has the file of an image open that FUSE
+// offers: the kernel grants a write lease only where nobody has.
+func (c *Client) openElsewhere(ctx context.Context, key string) (bool, error) {
+	f, err := c.openFUSE(ctx, name(key))
+	if err != nil {
+		return false, err
+	}
+	defer f.Close()
+	_, err = unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_WRLCK)
+	if err == unix.EAGAIN {
+		return true, nil
+	}
+	// Where there are no leases nobody can tell, and its caller is believed.
+	return false, nil
+}
+
+// leave looks again at images of FUSE that were released while somebody had them
+// open: a file system that was unmounted closes its files a little later.
+func (c *Client) leave(ctx context.Context) {
+	c.mu.Lock()
+	var keys []string
+	for key, h := range c.held {
+		if h.FrontEnd == FUSE && !h.InUse {
+			keys = append(keys, key)
+		}
+	}
+	c.mu.Unlock()
+	for _, key := range keys {
+		if open, err := c.openElsewhere(ctx, key); open || err != nil {
+			continue
+		}
+		a, err := c.call(ctx, message{Release: &releaseCall{Key: key, Last: true}}, nil)
+		if err != nil || !a.r.Idle {
+			continue
+		}
+		c.mu.Lock()
+		if h := c.held[key]; h != nil && !h.InUse {
+			delete(c.held, key)
+		}
+		c.mu.Unlock()
+	}
 }
 
 // Settle says that nothing of a lost image is mounted or open any more, so that it

@@ -273,9 +273,21 @@ func (c *cache) makeRoom(need int64, diskFull bool) bool {
 			}
 			// Nobody has the file open now; whoever opens it meanwhile waits.
 			im.exclusive(func() { freed += c.drop(im, want-freed, spare) })
+			if im.ops.TryLock() { // else it is being opened, or whoever releases it does this
+				im.rest()
+				im.ops.Unlock()
+			}
 		}
 	}
 	return freed > 0
+}
+
+// rest has an image that nobody uses any more hold no files, if it has no chunk. Its
+// ops are held.
+func (c *cache) rest(im *image) {
+	c.evict.Lock()
+	defer c.evict.Unlock()
+	im.rest()
 }
 
 // mayShrink reports whether chunks may go: of an image that nobody uses, or,
@@ -283,7 +295,7 @@ func (c *cache) makeRoom(need int64, diskFull bool) bool {
 func (im *image) mayShrink(used bool) bool {
 	im.mu.Lock()
 	defer im.mu.Unlock()
-	return im.inUse == used && !im.armed && !im.lost
+	return im.count > 0 && im.inUse == used && !im.armed && !im.lost
 }
 
 // drop lets about want bytes of an image go. With spare, a chunk that was read

@@ -242,7 +242,9 @@ func TestTheCacheIsBounded(t *testing.T) {
 	}
 	check(t, c, first, f.truth, 0, first.Size) // and comes again
 	// Both in use, by FUSE: chunks go that were not read lately.
+	first.mu.Lock()
 	first.inUse = true
+	first.mu.Unlock()
 	for range 3 {
 		check(t, c, second, truth, 0, second.Size)
 		check(t, c, first, f.truth, 0, first.Size)
@@ -272,6 +274,47 @@ func TestAnOpenFileKeepsItsChunks(t *testing.T) {
 	_ = reader.Close()
 	if !c.makeRoom(1<<20, false) {
 		t.Error("none went of one that is not")
+	}
+}
+
+// A chunk that is wanted again while it goes is written after it has gone.
+func TestAChunkThatIsWantedWhileItGoes(t *testing.T) {
+	for _, doubt := range []bool{false, true} {
+		f := newFixture(t, MinChunk, MinChunk)
+		c, _ := f.cache(t, Limits{})
+		im := f.open(t, c, &f.image)
+		check(t, c, im, f.truth, 0, im.Size)
+		step := "evict.forgotten"
+		if doubt {
+			im.states[0], im.missing = doubtful, 1
+			step = "evict.begin"
+		}
+		var once sync.Once
+		written, done := make(chan struct{}), make(chan struct{})
+		c.crash = func(s string) {
+			switch s {
+			case "fill.written":
+				close(written)
+			case step:
+				once.Do(func() {
+					go func() {
+						defer close(done)
+						check(t, c, im, f.truth, 0, im.Size)
+					}()
+					select { // it cannot be, and so there is nothing to wait for
+					case <-written:
+						if !doubt {
+							t.Error("it was written before it had gone")
+						}
+					case <-done:
+					case <-time.After(50 * time.Millisecond):
+					}
+				})
+			}
+		}
+		c.makeRoom(MinChunk, true)
+		<-done
+		check(t, c, im, f.truth, 0, im.Size)
 	}
 }
 
@@ -362,7 +405,9 @@ func TestAFullDisk(t *testing.T) {
 		t.Errorf("%v, want %v", err, errNoRoom)
 	}
 	// What nobody uses makes room.
+	im.mu.Lock()
 	im.armed = false
+	im.mu.Unlock()
 	image, truth := f.add(t, "second", 1<<20, 256<<10)
 	second := f.open(t, c, &image)
 	second.armed = true

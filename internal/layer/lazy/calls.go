@@ -91,7 +91,7 @@ func (k *calls) do(ctx context.Context, m *message, files []*os.File) (r reply, 
 	case m.Open != nil:
 		file, err = k.open(m.Open.FrontEnd, files)
 	case m.Release != nil:
-		r.Idle, err = k.s.release(m.Release.Key)
+		r.Idle, err = k.s.release(m.Release)
 	case m.Settle != nil:
 		err = k.s.settle(m.Settle.Key)
 	case m.Trace != nil:
@@ -106,6 +106,8 @@ func (k *calls) do(ctx context.Context, m *message, files []*os.File) (r reply, 
 		err = k.prefetch(ctx, m, files)
 	case m.Stop:
 		err = k.s.mayStop()
+	case m.Ping:
+		k.s.present()
 	default:
 		err = &dsec.Error{Code: dsec.CodeUnsupported, Message: "layerd does not know this call"}
 	}
@@ -143,9 +145,13 @@ func (k *calls) open(front FrontEnd, files []*os.File) (*os.File, error) {
 	k.s.mu.Unlock()
 	im.mu.Lock()
 	lost, armed := im.lost, im.armed
+	err = im.wake()
 	im.mu.Unlock()
 	if lost {
 		return nil, errNotSettled
+	}
+	if err != nil {
+		return nil, err
 	}
 	switch {
 	case front == Fanotify && fan != nil:
@@ -195,27 +201,37 @@ func (k *calls) openFUSE(im *image, armed bool) error {
 	}
 	k.s.cache.crash("open.held")
 	im.mu.Lock()
-	im.inUse, im.used = true, time.Now()
+	im.inUse, im.left, im.used = true, false, time.Now()
 	im.mu.Unlock()
 	return nil
 }
 
-// release lets an image's chunks go as soon as nobody has it open. It reports
-// whether that is now.
-func (s *server) release(key string) (idle bool, err error) {
-	im, err := s.cache.byKey(key)
+// release lets an image's chunks go, fanotify's as soon as nobody has it open. It
+// reports whether nobody has now.
+func (s *server) release(r *releaseCall) (idle bool, err error) {
+	im, err := s.cache.byKey(r.Key)
 	if err != nil {
 		return false, err
 	}
 	im.ops.Lock()
 	im.mu.Lock()
+	if r.Last && (im.inUse || !im.left) { // it was opened again meanwhile
+		im.mu.Unlock()
+		im.ops.Unlock()
+		return false, nil
+	}
 	im.inUse, im.used = false, time.Now()
-	armed := im.armed
+	im.left = r.Open && !im.armed
+	armed, left := im.armed, im.left
 	im.mu.Unlock()
-	if !armed {
+	if !armed && !left {
 		err = s.served.remove(im)
+		s.cache.rest(im)
 	}
 	im.ops.Unlock()
+	if left {
+		return false, err
+	}
 	if armed && !s.tryDisarm(im) {
 		s.wake()
 		return false, err
@@ -238,12 +254,13 @@ func (s *server) settle(key string) error {
 		if im.armed && (fan == nil || !fan.disarm(im)) {
 			return &dsec.Error{Code: dsec.CodeConflict, Field: "key", Message: "somebody has the image open"}
 		}
-		if err := im.reopen(s.cache.dir); err != nil {
+		if err := im.reopen(); err != nil {
 			return err
 		}
 		im.mu.Lock()
-		im.lost, im.inUse = false, false
+		im.lost, im.inUse, im.left = false, false, false
 		im.mu.Unlock()
+		s.cache.rest(im)
 	}
 	if err := s.served.dir.remove(name(key)); err != nil {
 		return err
@@ -254,10 +271,17 @@ func (s *server) settle(key string) error {
 	return nil
 }
 
+// present returns as long as no lock that readers and calls need is held for ever.
+func (s *server) present() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.cache.all()
+}
+
 func (s *server) mayStop() error {
 	for _, im := range s.cache.all() {
 		im.mu.Lock()
-		busy := im.inUse || im.armed
+		busy := im.inUse || im.armed || im.left
 		im.mu.Unlock()
 		if busy {
 			return &dsec.Error{Code: dsec.CodeConflict, Message: "images are in use"}
@@ -314,9 +338,13 @@ func (k *calls) prefetch(ctx context.Context, m *message, files []*os.File) erro
 			return err
 		}
 	}
-	return k.s.cache.prefetch(ctx, im, ranges, func(p Progress) {
+	err = k.s.cache.prefetch(ctx, im, ranges, func(p Progress) {
 		_ = k.c.send(&message{ID: m.ID, Progress: &p})
 	})
+	im.ops.Lock()
+	defer im.ops.Unlock()
+	k.s.cache.rest(im)
+	return err
 }
 
 func rangesOf(files []*os.File) (ranges []Range, err error) {

@@ -1,6 +1,7 @@
 package lazy
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -25,6 +26,9 @@ type Config struct {
 	Limits   Limits
 	Command  []string // what starts layerd; default this program with the argument "layerd"
 	Log      *slog.Logger
+
+	ticks    <-chan time.Time // each pingEvery; tests have their own
+	greetFor time.Duration
 }
 
 // Client is the node agent's side. Its methods may be called from any goroutine.
@@ -49,6 +53,7 @@ type Client struct {
 	fresh   bool // no layerd ever had them
 	held    map[string]*held
 	lost    []string
+	failing map[string]string // why reads of an image fail, by its key
 	next    uint64
 	pending map[uint64]*pending
 
@@ -84,7 +89,8 @@ func Connect(ctx context.Context, cfg Config) (*Client, error) {
 	if cfg.FrontEnd != "" && cfg.FrontEnd != Fanotify && cfg.FrontEnd != FUSE {
 		return nil, dsec.Invalid("front_end", "%q, want %q, %q, or nothing", cfg.FrontEnd, Fanotify, FUSE)
 	}
-	c := &Client{cfg: cfg, log: cfg.Log, events: make(chan Event, 1024), up: make(chan struct{}),
+	cfg.greetFor = cmp.Or(cfg.greetFor, greetFor)
+	c := &Client{cfg: cfg, failing: map[string]string{}, log: cfg.Log, events: make(chan Event, 1024), up: make(chan struct{}),
 		held: map[string]*held{}, pending: map[uint64]*pending{}, done: make(chan struct{})}
 	if err := c.openDirs(); err != nil {
 		return nil, err
@@ -171,8 +177,16 @@ func (c *Client) Close() {
 func (c *Client) live(ctx context.Context) {
 	defer close(c.done)
 	for {
-		err := c.receive()
+		c.mu.Lock()
+		conn := c.conn
+		c.mu.Unlock()
+		var watching sync.WaitGroup
+		connected, end := context.WithCancel(ctx)
+		watching.Go(func() { c.watch(connected, conn) })
+		err := c.receive(conn)
 		c.disconnected(err)
+		end()
+		watching.Wait()
 		if ctx.Err() != nil || c.stopping.Load() {
 			return
 		}
@@ -191,15 +205,12 @@ func (c *Client) live(ctx context.Context) {
 			case <-time.After(pause):
 			}
 		}
-		c.emit(Event{Kind: EventRestarted})
+		c.begun()
 	}
 }
 
 // receive takes what layerd sends until the connection ends.
-func (c *Client) receive() error {
-	c.mu.Lock()
-	conn := c.conn
-	c.mu.Unlock()
+func (c *Client) receive(conn *connection) error {
 	for {
 		m, files, err := conn.receive()
 		if err != nil {
@@ -211,7 +222,7 @@ func (c *Client) receive() error {
 		case m.Event != nil && m.Event.Kind == eventIdle:
 			c.drop(m.Event.Key)
 		case m.Event != nil:
-			c.emit(*m.Event)
+			c.told(*m.Event)
 		case m.Progress != nil:
 			c.mu.Lock()
 			p := c.pending[m.ID]

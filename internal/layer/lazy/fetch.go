@@ -154,6 +154,12 @@ func (c *cache) begin(im *image, first, end int64, budget *semaphore.Weighted) m
 		flights[first] = fl
 		return flights
 	}
+	if err := im.wake(); err != nil {
+		fl := &flight{done: make(chan struct{}), err: fmt.Errorf("cache: %w", err)}
+		close(fl.done)
+		flights[first] = fl
+		return flights
+	}
 	var run []*flight
 	var from int64
 	launch := func() {
@@ -232,6 +238,8 @@ func (c *cache) fly(im *image, first int64, flights []*flight, budget *semaphore
 func (c *cache) recheck(im *image, i int64) bool {
 	r := im.chunk(i)
 	b := make([]byte, r.Length)
+	im.hole.RLock() // it may be about to go
+	defer im.hole.RUnlock()
 	if _, err := im.data.ReadAt(b, r.Offset); err == nil && im.verified(i, b) && im.setState(i, present) == nil {
 		return true
 	}
@@ -306,6 +314,8 @@ func (c *cache) accept(ctx context.Context, im *image, i int64, b []byte, fl *fl
 func (c *cache) keep(im *image, i int64, b []byte) error {
 	c.makeRoom(int64(len(b)), false)
 	write := func() error {
+		im.hole.RLock() // the one before may not have gone yet, but be forgotten already
+		defer im.hole.RUnlock()
 		_, err := im.data.WriteAt(b, im.chunk(i).Offset)
 		return err
 	}

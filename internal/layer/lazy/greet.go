@@ -160,6 +160,8 @@ func (s *server) load(holds map[string]hold, data map[string]*os.File, group, fu
 		im.inUse = h.InUse
 		if h.FrontEnd == Fanotify {
 			im.armed, im.marked = true, true // it may have one, though it is complete
+		} else {
+			im.left = !h.InUse
 		}
 	}
 	for n, e := range entries {
@@ -178,6 +180,9 @@ func (s *server) load(holds map[string]hold, data map[string]*os.File, group, fu
 				im.lost, im.armed = true, e.FrontEnd == Fanotify
 			}
 		}
+	}
+	for _, im := range s.cache.images {
+		im.rest()
 	}
 	return nil
 }
@@ -254,7 +259,7 @@ func (s *server) fuseGone(f *fuseServer) {
 func (s *server) loseFUSE() {
 	for _, im := range s.cache.all() {
 		im.mu.Lock()
-		if im.inUse && !im.armed {
+		if (im.inUse || im.left) && !im.armed {
 			im.lost = true
 			s.lost[im.Key] = true
 		}
@@ -278,6 +283,8 @@ func (s *server) welcome(c *connection) (*calls, error) {
 			holds, data = append(holds, hold{im.Key, Fanotify, im.inUse}), append(data, im.data)
 		case im.inUse:
 			holds, data = append(holds, hold{im.Key, FUSE, true}), append(data, nil)
+		case im.left:
+			holds, data = append(holds, hold{im.Key, FUSE, false}), append(data, nil)
 		}
 		im.mu.Unlock()
 	}

@@ -12,7 +12,7 @@ import (
 // greet hands over what there is, and takes what layerd has. Only the goroutine
 // that receives calls it, which is the one that changes what is held.
 func (c *Client) greet(ctx context.Context, conn *connection) error {
-	defer context.AfterFunc(ctx, conn.close)()
+	defer c.bounded(ctx, conn)()
 	c.mu.Lock()
 	h := &hello{Version: protocolVersion, Store: c.cfg.Store, Limits: c.cfg.Limits, Fresh: c.fresh,
 		Group: c.group != nil, FUSE: c.dev != nil}

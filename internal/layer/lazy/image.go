@@ -20,11 +20,14 @@ import (
 type image struct {
 	Image
 	name string
+	dir  directory
+	// Both are nil while it rests: it has no chunk then, and nobody uses it.
 	data *os.File // read and write, opened before anything was marked: its own accesses raise no events
 	maps *os.File // the map; written by chunk
 
 	// hole is held for reading from the look at a chunk's state to the end of the
-	// read of its bytes, and for writing while chunks go.
+	// read of its bytes, while a chunk is written or verified again, and for writing
+	// while chunks go.
 	hole sync.RWMutex
 
 	ops sync.Mutex // held while it is opened or released
@@ -44,7 +47,9 @@ type image struct {
 	inUse   bool      // opened and not released
 	// armed: since it was last seen that nobody has data open, it was handed out by
 	// fanotify. No chunk may go: the kernel reads it some time after it was allowed to.
-	armed  bool
+	armed bool
+	// left: it was released while somebody had it open, by FUSE. It is served on.
+	left   bool
 	marked bool // the group has a mark on data
 	lost   bool // was served, incomplete, by a layerd whose descriptors are gone
 }
@@ -53,7 +58,7 @@ type image struct {
 // an earlier process opened before its mark, it is used. With quiet, the data file
 // may have a mark, so that it is not touched.
 func openImage(dir directory, want *Image, boot string, data *os.File, quiet bool) (*image, error) {
-	im := &image{Image: *want, name: name(want.Key), flights: map[int64]*flight{}, used: time.Now()}
+	im := &image{Image: *want, name: name(want.Key), dir: dir, flights: map[int64]*flight{}, used: time.Now()}
 	old, err := loadMeta(dir, im.name)
 	switch {
 	case err == nil && !sameImage(old, want):
@@ -151,8 +156,8 @@ func (im *image) prepareData(quiet bool) error {
 
 // reopen replaces the descriptor of the data file, which has no mark, by one that
 // raises no events when it has one.
-func (im *image) reopen(dir directory) error {
-	f, err := dir.open(im.name+".data", unix.O_RDWR)
+func (im *image) reopen() error {
+	f, err := im.dir.open(im.name+".data", unix.O_RDWR)
 	if err != nil {
 		return err
 	}
@@ -169,6 +174,38 @@ func (im *image) close() {
 			_ = f.Close()
 		}
 	}
+}
+
+// rest closes the files of an image that has no chunk, and that nobody opened or
+// reads: a node may have known many. Nobody opens, releases or evicts it meanwhile.
+func (im *image) rest() {
+	im.hole.Lock()
+	defer im.hole.Unlock()
+	im.mu.Lock()
+	defer im.mu.Unlock()
+	if im.count > 0 || len(im.flights) > 0 || im.inUse || im.armed || im.lost {
+		return
+	}
+	im.close()
+	im.data, im.maps = nil, nil
+}
+
+// wake opens the files of an image that rests, which has no mark then. im.mu is held.
+func (im *image) wake() error {
+	if im.data != nil {
+		return nil
+	}
+	data, err := im.dir.open(im.name+".data", unix.O_RDWR)
+	if err != nil {
+		return err
+	}
+	maps, err := im.dir.open(im.name+".map", unix.O_WRONLY)
+	if err != nil {
+		_ = data.Close()
+		return err
+	}
+	im.data, im.maps = data, maps
+	return nil
 }
 
 // verified reports whether b is what chunk i must be.
@@ -234,7 +271,7 @@ func (im *image) snapshot() Stats {
 	defer im.mu.Unlock()
 	s := im.stats
 	s.Key, s.Size, s.Chunks, s.Present = im.Key, im.Size, im.chunks(), im.chunks()-im.missing
-	s.InUse, s.Open = im.inUse, im.armed
+	s.InUse, s.Open = im.inUse, im.armed || im.left
 	return s
 }
 

@@ -115,7 +115,7 @@ type Stats struct {
 	Size    int64 // bytes
 	Present int64 // chunks that are on local disk and verified
 	InUse   bool  // opened and not released
-	Open    bool  // somebody may have it open, by fanotify: its chunks cannot go
+	Open    bool  // somebody may have it open; by fanotify, its chunks cannot go
 	// Since layerd started:
 	Fetched      int64  // chunks that came from the store
 	FetchedBytes int64  // bytes that came from the store, unusable ones too
@@ -132,8 +132,8 @@ type EventKind string
 // The kinds of events.
 const (
 	EventCorrupt   EventKind = "corrupt"   // the store gave a chunk that is not what its hash says
-	EventDegraded  EventKind = "degraded"  // a fetch failed for good; readers got an error
-	EventRecovered EventKind = "recovered" // the first fetch after that which did not
+	EventDegraded  EventKind = "degraded"  // a fetch failed for good, and readers got an error; or layerd does not answer
+	EventRecovered EventKind = "recovered" // the first fetch after that which did not, or layerd answers again, or another does
 	EventRestarted EventKind = "restarted" // layerd died, another one has taken over
 	EventLost      EventKind = "lost"      // what layerd served cannot be served on: as Client.Lost
 	eventIdle      EventKind = "idle"      // nobody has a released image open any more

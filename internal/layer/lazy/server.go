@@ -340,7 +340,8 @@ func (s *server) tryDisarm(im *image) bool {
 		s.log.Warn("record of a released image stays", "key", im.Key, "error", err)
 	}
 	s.cache.makeRoom(0, false) // its chunks may have been too many before
-	if k != nil {              // here, so that it is told before it is told that the image is held again
+	s.cache.rest(im)
+	if k != nil { // here, so that it is told before it is told that the image is held again
 		_ = k.c.send(&message{Event: &Event{Kind: eventIdle, Key: im.Key}})
 	}
 	return true

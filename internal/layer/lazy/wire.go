@@ -30,13 +30,14 @@ type message struct {
 	// From the client. The first message is Hello.
 	Hello    *hello        `json:",omitempty"`
 	Open     *openCall     `json:",omitempty"` // file: the description, as of a meta file
-	Release  *keyCall      `json:",omitempty"`
+	Release  *releaseCall  `json:",omitempty"`
 	Settle   *keyCall      `json:",omitempty"`
 	Trace    *keyCall      `json:",omitempty"`
 	Stats    bool          `json:",omitempty"`
 	Prefetch *prefetchCall `json:",omitempty"` // files: the description, the ranges as JSON
 	Cancel   bool          `json:",omitempty"` // of the call with this ID
 	Stop     bool          `json:",omitempty"`
+	Ping     bool          `json:",omitempty"`
 
 	// From layerd, beside Hello.
 	Reply    *reply    `json:",omitempty"` // with a file, if the answer has one
@@ -66,6 +67,16 @@ type hello struct {
 type openCall struct{ FrontEnd FrontEnd }
 
 type keyCall struct{ Key string }
+
+// releaseCall says that an image is not used any more. Of FUSE's, layerd cannot see
+// who has it open.
+type releaseCall struct {
+	Key string
+	// Open: somebody has it open still.
+	Open bool `json:",omitempty"`
+	// Last: nobody has any more, of one of which a call before this said so.
+	Last bool `json:",omitempty"`
+}
 
 type prefetchCall struct{ All bool }
 

@@ -46,6 +46,8 @@ type Fault struct {
 	// Hang keeps the request until Set or Close; not even a signal ends it.
 	Hang  bool
 	Errno syscall.Errno
+	// Lie has a read give other bytes than there are: the first of them is not right.
+	Lie bool
 	// Done has the request done before it fails with Errno, as where an answer is
 	// lost and the question, which a client repeats, finds nothing left to do.
 	Done bool
@@ -145,7 +147,11 @@ func (f *FS) Close() error {
 
 // meet does a request, and to it what the rule says.
 func (f *FS) meet(op Op, do func() fuse.Status) fuse.Status {
-	fault := f.wait(op)
+	return f.do(f.wait(op), do)
+}
+
+// do does a request that meets a fault.
+func (f *FS) do(fault Fault, do func() fuse.Status) fuse.Status {
 	if fault.Errno != 0 && !fault.Done {
 		return fuse.Status(fault.Errno)
 	}

@@ -1,6 +1,10 @@
 package faultfs
 
-import "github.com/hanwen/go-fuse/v2/fuse"
+import (
+	"bytes"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+)
 
 // faulty has each request meet its fault.
 type faulty struct {
@@ -78,12 +82,23 @@ func (f *faulty) Rename(cancel <-chan struct{}, input *fuse.RenameIn, oldName, n
 
 func (f *faulty) Read(cancel <-chan struct{}, input *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status) {
 	var result fuse.ReadResult
-	status := f.fs.meet(Read, func() (status fuse.Status) {
+	fault := f.fs.wait(Read)
+	status := f.fs.do(fault, func() (status fuse.Status) {
 		result, status = f.RawFileSystem.Read(cancel, input, buf)
 		return status
 	})
 	if !status.Ok() {
 		return nil, status
+	}
+	if fault.Lie && result.Size() > 0 {
+		b, status := result.Bytes(buf)
+		if !status.Ok() {
+			return nil, status
+		}
+		lie := bytes.Clone(b)
+		lie[0] ^= 1
+		result.Done()
+		result = fuse.ReadResultData(lie)
 	}
 	f.fs.mu.Lock()
 	f.fs.read += int64(result.Size())

@@ -45,6 +45,7 @@ var (
 	_ blob.Store  = (*Store)(nil)
 	_ blob.Opener = (*Store)(nil)
 	_ blob.Linker = (*Store)(nil)
+	_ blob.Rooted = (*Store)(nil)
 )
 
 // Driver opens dir:/path.
@@ -221,11 +222,31 @@ func (s *Store) Open(key string) (*os.File, error) {
 	}
 	return call(context.Background(), &s.calls, s.calls.timeout, func() (f *os.File, err error) {
 		err = s.withDir(func(root *os.File) error {
-			f, err = openBlob(root, key)
+			f, err = openBlob(root, key, 0)
 			return err
 		})
 		return f, storeError(reading, err)
 	}, closeLate)
+}
+
+// Root implements blob.Rooted. It asks the file system nothing.
+func (s *Store) Root() (*os.File, error) {
+	root := s.dir()
+	defer runtime.KeepAlive(root)
+	fd, err := unix.FcntlInt(root.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, dsec.Errorf(dsec.CodeInternal, "blob store: %w", err)
+	}
+	return os.NewFile(uintptr(fd), root.Name()), nil
+}
+
+// OpenIn opens a blob below what Root gave, with flags beside those for reading.
+// The error is that of the system call.
+func OpenIn(root *os.File, key string, flags int) (*os.File, error) {
+	if err := blob.CheckKey(key); err != nil {
+		return nil, err
+	}
+	return openBlob(root, key, uint64(flags))
 }
 
 func closeLate(f *os.File) {
@@ -235,8 +256,8 @@ func closeLate(f *os.File) {
 }
 
 // openBlob opens a blob and nothing else: a pipe would not even be waited for.
-func openBlob(root *os.File, key string) (*os.File, error) {
-	f, err := openBeneath(root, key, unix.O_RDONLY|unix.O_NONBLOCK, 0)
+func openBlob(root *os.File, key string, flags uint64) (*os.File, error) {
+	f, err := openBeneath(root, key, unix.O_RDONLY|unix.O_NONBLOCK|flags, 0)
 	if err != nil {
 		return nil, err
 	}

@@ -66,7 +66,7 @@ func (s *Store) readFile(key string, b []byte, off int64) (int, error) {
 	}
 	var f *os.File
 	err := s.withDir(func(root *os.File) (err error) {
-		f, err = openBlob(root, key)
+		f, err = openBlob(root, key, 0)
 		return err
 	})
 	if err != nil {
