@@ -1,7 +1,9 @@
 // Package convert turns an archive of a root file system into one EROFS image
 // without ever unpacking it: names, links and attributes are kept in a tree in
 // memory, contents in a scratch file that has no names, and the image is
-// written from the two.
+// written from the two. The content of large files is in its place in the image as
+// soon as it comes out of the archive: no byte of it is written twice, unless
+// something that came before it is hidden by what came later.
 //
 // The words: an archive is the byte stream that came in; its source, which is what
 // it is an archive of, is told from its content, never from a name. An entry is one member of a tar stream. A
@@ -131,7 +133,11 @@ func Convert(archive io.Reader, image, scratch File, opt Options) (Result, error
 	if err := opt.Check(); err != nil {
 		return Result{}, err
 	}
-	c := &converter{limits: opt.Limits.WithDefaults(), upper: opt.Kind != "" && opt.Kind != dsec.LayerBase, scratch: newSpool(scratch)}
+	c := &converter{
+		limits: opt.Limits.WithDefaults(), upper: opt.Kind != "" && opt.Kind != dsec.LayerBase,
+		scratch: newSpool(scratch), image: newImageFile(image),
+	}
+	defer c.image.stop()
 	c.findings.init()
 	tree, res, err := c.read(archive, opt.Select)
 	if err != nil {
@@ -146,7 +152,7 @@ func Convert(archive io.Reader, image, scratch File, opt Options) (Result, error
 	if err := tree.finish(); err != nil {
 		return Result{}, err
 	}
-	if res.Files, res.Size, err = c.writeImage(tree, image, identity(opt.Kind, res.Config)); err != nil {
+	if res.Files, res.Size, err = c.writeImage(tree, identity(opt.Kind, res.Config)); err != nil {
 		return Result{}, err
 	}
 	c.lintTree(tree)
@@ -225,11 +231,32 @@ type converter struct {
 	limits   Limits
 	upper    bool // the layer goes on others, and may hide what they have
 	scratch  *spool
+	image    *imageFile
 	findings findings
 
 	content  int64 // bytes of tar streams read
 	entries  int64
 	metadata int64 // bytes of names, targets, attributes
+}
+
+// section is the start of a regular file's content.
+func (c *converter) section(n *inode, size int64) *io.SectionReader {
+	if n.placed {
+		return io.NewSectionReader(c.image, n.off, min(n.size, size))
+	}
+	return io.NewSectionReader(c.scratch, n.off, min(n.size, size))
+}
+
+// readFile reads the start of a regular file's content.
+func (c *converter) readFile(n *inode, size int64) ([]byte, error) {
+	if n.placed {
+		if err := c.image.sync(); err != nil {
+			return nil, err
+		}
+	}
+	b := make([]byte, min(n.size, size))
+	_, err := io.ReadFull(c.section(n, size), b)
+	return b, err
 }
 
 func (c *converter) addEntry(n int64) error {

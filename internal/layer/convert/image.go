@@ -18,12 +18,11 @@ type image struct {
 	layers []blob
 }
 
-// blob is a piece of the scratch with what the documents of the archive say
-// about it. An empty digest is not said.
+// blob is a file of the archive with what its documents say about it. An empty
+// digest is not said.
 type blob struct {
 	what   string // for messages
-	off    int64
-	size   int64
+	file   *inode
 	digest string // of the blob
 	diffID string // of the tar stream in it
 }
@@ -86,15 +85,15 @@ func (c *converter) document(t *tree, name string) ([]byte, error) {
 	if err != nil || n == nil {
 		return nil, err
 	}
-	return c.readDocument(blob{what: quote(name), off: n.off, size: n.size})
+	return c.readDocument(blob{what: quote(name), file: n})
 }
 
 func (c *converter) readDocument(b blob) ([]byte, error) {
-	if b.size > c.limits.DocumentBytes {
-		return nil, dsec.Invalid("data", "%s has %d bytes, want at most %d", b.what, b.size, c.limits.DocumentBytes)
+	if b.file.size > c.limits.DocumentBytes {
+		return nil, dsec.Invalid("data", "%s has %d bytes, want at most %d", b.what, b.file.size, c.limits.DocumentBytes)
 	}
-	doc := make([]byte, b.size)
-	if _, err := c.scratch.ReadAt(doc, b.off); err != nil && b.size > 0 {
+	doc, err := c.readFile(b.file, b.file.size)
+	if err != nil {
 		return nil, err
 	}
 	if b.digest != "" {
@@ -150,7 +149,7 @@ func (c *converter) dockerImage(t *tree, m dockerManifest) (*image, error) {
 	if n == nil {
 		return nil, dsec.Invalid("data", "the configuration %s is missing", quote(m.Config))
 	}
-	doc, err := c.readDocument(blob{what: "the configuration " + quote(m.Config), off: n.off, size: n.size, digest: configDigest(m.Config)})
+	doc, err := c.readDocument(blob{what: "the configuration " + quote(m.Config), file: n, digest: configDigest(m.Config)})
 	if err != nil {
 		return nil, err
 	}
@@ -163,7 +162,7 @@ func (c *converter) dockerImage(t *tree, m dockerManifest) (*image, error) {
 		if n == nil {
 			return nil, dsec.Invalid("data", "the layer %s is missing", quote(name))
 		}
-		b := blob{what: "the layer " + quote(name), off: n.off, size: n.size}
+		b := blob{what: "the layer " + quote(name), file: n}
 		if hex, ok := strings.CutPrefix(name, "blobs/sha256/"); ok {
 			b.digest = "sha256:" + hex
 		}
@@ -293,7 +292,7 @@ func (c *converter) ociBlob(t *tree, what string, d v1.Descriptor) (blob, error)
 	if n.size != d.Size {
 		return b, dsec.Invalid("data", "the %s has %d bytes, its descriptor says %d", b.what, n.size, d.Size)
 	}
-	b.off, b.size = n.off, n.size
+	b.file = n
 	return b, nil
 }
 
