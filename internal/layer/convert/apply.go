@@ -176,7 +176,7 @@ func (c *converter) applyEntry(t *tree, src *source, tr *tar.Reader, hdr *tar.He
 	switch hdr.Typeflag {
 	case tar.TypeReg, '\x00', tar.TypeCont, tar.TypeGNUSparse:
 		node.mode = unix.S_IFREG
-		if err := c.readContent(node, src, tr, hdr, buf); err != nil {
+		if err := c.readContent(t, node, src, tr, hdr, buf); err != nil {
 			return err
 		}
 	case tar.TypeSymlink:
@@ -300,8 +300,20 @@ const smallSize = blockSize - inodeSlot
 
 // readContent reads a file's data: what is large to its place in the image, small
 // files and blobs of an image to the scratch. Holes are filled.
-func (c *converter) readContent(n *inode, src *source, tr *tar.Reader, hdr *tar.Header, buf []byte) error {
+func (c *converter) readContent(t *tree, n *inode, src *source, tr *tar.Reader, hdr *tar.Header, buf []byte) error {
 	n.size = hdr.Size
+	if src.outer {
+		done, err := c.applyEarly(t, tr, hdr)
+		if err != nil {
+			if src.err == nil && !errors.Is(err, io.ErrUnexpectedEOF) {
+				src.err = err // it says itself where it is
+			}
+			return err
+		}
+		if n.gone = done; done {
+			return nil
+		}
+	}
 	if isSparse(hdr) {
 		if err := c.addContent(hdr.Size); err != nil {
 			return err

@@ -27,6 +27,7 @@ import (
 	"errors"
 	"io"
 	"strings"
+	"sync/atomic"
 
 	"github.com/opendsec/dsec"
 )
@@ -134,12 +135,12 @@ func Convert(archive io.Reader, image, scratch File, opt Options) (Result, error
 		return Result{}, err
 	}
 	c := &converter{
-		limits: opt.Limits.WithDefaults(), upper: opt.Kind != "" && opt.Kind != dsec.LayerBase,
+		sel: opt.Select, limits: opt.Limits.WithDefaults(), upper: opt.Kind != "" && opt.Kind != dsec.LayerBase,
 		scratch: newSpool(scratch), image: newImageFile(image),
 	}
 	defer c.image.stop()
 	c.findings.init()
-	tree, res, err := c.read(archive, opt.Select)
+	tree, res, err := c.read(archive)
 	if err != nil {
 		return Result{}, err
 	}
@@ -187,7 +188,10 @@ func (o Options) Check() error {
 }
 
 // read makes the tree of an archive: its own, or that of an image in it.
-func (c *converter) read(archive io.Reader, sel string) (*tree, Result, error) {
+func (c *converter) read(archive io.Reader) (*tree, Result, error) {
+	if len(c.sel) > 512 {
+		return nil, Result{}, dsec.Invalid("select", "%d bytes, want a tag or a digest", len(c.sel))
+	}
 	t := newTree(c)
 	if err := c.readArchive(t, archive); err != nil {
 		return nil, Result{}, err
@@ -197,12 +201,18 @@ func (c *converter) read(archive io.Reader, sel string) (*tree, Result, error) {
 		return nil, Result{}, err
 	}
 	if source == SourceRootFS {
-		if sel != "" {
+		if err := c.early.sameAs(nil); err != nil {
+			return nil, Result{}, err
+		}
+		if c.sel != "" {
 			return nil, Result{}, dsec.Invalid("select", "a root file system archive holds no images to select from, want it empty")
 		}
 		return t, Result{Source: source}, nil
 	}
-	img, err := c.selectImage(t, source, sel)
+	img, err := c.selectImage(t, source)
+	if err == nil {
+		err = c.early.sameAs(img)
+	}
 	if err != nil {
 		return nil, Result{}, err
 	}
@@ -228,13 +238,15 @@ func identity(kind dsec.LayerKind, cfg Config) (id [16]byte) {
 
 // converter is the state of one conversion.
 type converter struct {
+	sel      string // the image wanted
 	limits   Limits
 	upper    bool // the layer goes on others, and may hide what they have
 	scratch  *spool
 	image    *imageFile
 	findings findings
+	early    early
 
-	content  int64 // bytes of tar streams read
+	content  atomic.Int64 // bytes of tar streams read; a layer's are counted beside those of the archive that it is in
 	entries  int64
 	metadata int64 // bytes of names, targets, attributes
 }
@@ -249,6 +261,9 @@ func (c *converter) section(n *inode, size int64) *io.SectionReader {
 
 // readFile reads the start of a regular file's content.
 func (c *converter) readFile(n *inode, size int64) ([]byte, error) {
+	if n.gone {
+		return nil, dsec.Invalid("data", "a layer of the image is used as something else")
+	}
 	if n.placed {
 		if err := c.image.sync(); err != nil {
 			return nil, err
@@ -274,9 +289,8 @@ func (c *converter) addMetadata(n int) error {
 }
 
 func (c *converter) addContent(n int64) error {
-	if n < 0 || n > c.limits.ContentBytes-c.content {
+	if n < 0 || n > c.limits.ContentBytes || c.content.Add(n) > c.limits.ContentBytes {
 		return dsec.Invalid("data", "more than %d bytes after decompression", c.limits.ContentBytes)
 	}
-	c.content += n
 	return nil
 }

@@ -15,25 +15,37 @@ import (
 	"github.com/opendsec/dsec"
 )
 
-// merge applies the layers of an image, lowest first, to a tree of their own.
+// merge applies the layers of an image, lowest first, to a tree of their own. Those
+// that were applied early are.
 func (c *converter) merge(img *image) (*tree, error) {
-	t := newTree(c)
-	for i, b := range img.layers {
-		t.layer = i + 1
-		if err := c.mergeLayer(t, b); err != nil {
-			return nil, prefixed(err, fmt.Sprintf("layer %d of %d: ", i+1, len(img.layers)))
+	e := &c.early
+	if e.next == 0 {
+		e.tree = newTree(c)
+		e.findings.init()
+	}
+	for e.img = img; e.next < len(img.layers); {
+		b := img.layers[e.next]
+		if err := c.applyNext(func(t *tree) error { return c.mergeLayer(t, b) }); err != nil {
+			return nil, err
 		}
 	}
-	return t, nil
+	c.findings = e.findings
+	return e.tree, nil
 }
 
+// place is that of a layer in the image, for messages.
+func (img *image) place(i int) string { return fmt.Sprintf("layer %d of %d: ", i+1, len(img.layers)) }
+
 func (c *converter) mergeLayer(t *tree, b blob) error {
+	if b.file.gone {
+		return dsec.Invalid("data", "a layer of the image is used as something else")
+	}
 	if b.file.placed {
 		if err := c.image.sync(); err != nil {
 			return err
 		}
 	}
-	return c.applyLayer(t, b, c.section(b.file, b.file.size))
+	return c.applyLayer(t, b, c.section(b.file, b.size))
 }
 
 // applyLayer applies a layer that is read once, by which it is verified too.

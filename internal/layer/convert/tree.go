@@ -30,6 +30,7 @@ type inode struct {
 	target   string // of a symbolic link
 	off      int64  // of a regular file's content
 	placed   bool   // its content is in the image, where it stays; else in the scratch
+	gone     bool   // it was a layer, which has been applied
 	token    token  // what its content looks like
 	size     int64
 	children map[string]dirent // of a directory
