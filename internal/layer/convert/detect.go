@@ -100,12 +100,13 @@ func (c *converter) open(r io.Reader) (tar io.Reader, done func(), err error) {
 		next := newAhead(packed)
 		tar, done = next, next.stop
 	case bytes.HasPrefix(head, zstdMagic):
-		zr, err := zstd.NewReader(br, zstd.WithDecoderMaxWindow(c.limits.WindowBytes), zstd.WithDecoderConcurrency(2))
+		still := &gate{r: br}
+		zr, err := zstd.NewReader(still, zstd.WithDecoderMaxWindow(c.limits.WindowBytes), zstd.WithDecoderConcurrency(2))
 		if err != nil {
 			return nil, nil, packed.damaged(err)
 		}
 		packed.r = zr // which reads ahead by itself
-		tar, done = packed, zr.Close
+		tar, done = packed, func() { still.shut(); zr.Close() }
 	default:
 		return br, done, checkTar(head)
 	}

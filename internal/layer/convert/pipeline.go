@@ -164,3 +164,27 @@ func (a *ahead) stop() {
 	a.once.Do(func() { close(a.quit) })
 	<-a.gone
 }
+
+// gate is a reader that can be shut while somebody else reads it.
+type gate struct {
+	mu   sync.Mutex
+	r    io.Reader
+	over bool
+}
+
+// Read implements io.Reader.
+func (g *gate) Read(p []byte) (int, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.over {
+		return 0, io.ErrClosedPipe
+	}
+	return g.r.Read(p)
+}
+
+// shut returns when nothing reads any more.
+func (g *gate) shut() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.over = true
+}
