@@ -2,7 +2,6 @@ package convert
 
 import (
 	"errors"
-	"io"
 	"sync"
 	"syscall"
 
@@ -91,10 +90,6 @@ func (s *spool) ReadAt(p []byte, off int64) (int, error) {
 		}
 	}
 	return copy(p, s.window[off-s.windowOff:]), nil
-}
-
-func (s *spool) section(off, size int64) *io.SectionReader {
-	return io.NewSectionReader(s, off, size)
 }
 
 // diskError types what the node's disk says; the archive is not at fault.
