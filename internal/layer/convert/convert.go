@@ -1,9 +1,9 @@
 // Package convert turns an archive of a root file system into one EROFS image
 // without ever unpacking it: names, links and attributes are kept in a tree in
-// memory, contents in a scratch file that has no names, and the image is
-// written from the two. The content of large files is in its place in the image as
-// soon as it comes out of the archive: no byte of it is written twice, unless
-// something that came before it is hidden by what came later.
+// memory, contents of small files in a scratch file that has no names. The content of
+// a large file goes to its place in the image as it comes out of the archive, and the
+// rest of the image is written from the three: no byte is written twice, unless what
+// came before it is hidden by what came later.
 //
 // The words: an archive is the byte stream that came in; its source, which is what
 // it is an archive of, is told from its content, never from a name. An entry is one member of a tar stream. A
@@ -11,14 +11,19 @@
 // root file system: a path in an archive only ever leads through the tree, so
 // nothing in an archive can name anything outside the image being made.
 //
-//	archive --(gzip, zstd)--> tar --> tree + scratch     a root file system
+//	archive --(gzip, zstd)--> tar --> tree + scratch + image     a root file system
 //	                                   |
 //	                                   +-> index, manifest, config, layers
-//	                                       each verified, then applied in order
+//	                                       each applied in order, and verified,
 //	                                       to a second tree   an OCI layout or a docker-archive
-//	tree + scratch --> image
+//	tree + scratch --> the rest of the image
 //
-// The same archive gives the same image, byte for byte.
+// Where the documents of a layout come before its layers, these are applied as they
+// come; else they wait in the scratch. Nothing is seen of an image one of whose
+// layers turns out not to be what the documents say.
+//
+// The same archive gives the same image, byte for byte. Files are in it in the order
+// of the archive, and in that of names where they are small.
 package convert
 
 import (

@@ -22,7 +22,7 @@ type early struct {
 }
 
 // earlyTries bounds the work on an archive that does not say in time what it is.
-const earlyTries = 8
+const earlyTries = 32
 
 // applyEarly applies a layer that is about to be read, if its turn has come, instead
 // of keeping it.
