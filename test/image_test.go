@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-containerregistry/pkg/v1/types"
 
@@ -217,6 +218,14 @@ func TestKilledInAPull(t *testing.T) {
 		failed <- err
 	}()
 	<-halfway
+	// Blobs are fetched beside each other: the others are to have come whole.
+	testutil.WaitFor(t, 10*time.Second, "configuration and first layer are kept", func() error {
+		kept, err := filepath.Glob(filepath.Join(dir, "data", "registry", strings.Repeat("?", 64)))
+		if err == nil && len(kept) != 2 {
+			err = fmt.Errorf("kept %q", kept)
+		}
+		return err
+	})
 	s.kill()
 	close(over)
 	if err := <-failed; err == nil {

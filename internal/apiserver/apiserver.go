@@ -97,6 +97,7 @@ func (s *Server) Close() {
 func (s *Server) Handler() http.Handler {
 	opts := []connect.HandlerOption{
 		strictCodecs(),
+		daemon.DataCodec(),
 		connect.WithRequestGate(s.gate),
 		connect.WithInterceptors(&interceptor{s}),
 		connect.WithReadMaxBytes(MaxMessage),

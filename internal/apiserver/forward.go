@@ -136,6 +136,9 @@ func upload[Req, Res any](
 		} else if err != nil {
 			return nil, fromEdge(err, out.Spec().Procedure)
 		}
+		if m, ok := any(msg).(interface{ GetData() []byte }); ok {
+			daemon.FreeData(m.GetData())
+		}
 		if !in.Receive() {
 			break
 		}

@@ -12,6 +12,7 @@ import (
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/backend"
 	"github.com/opendsec/dsec/internal/chronusapi"
+	"github.com/opendsec/dsec/internal/daemon"
 	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
 )
 
@@ -301,7 +302,8 @@ func inOpen(err error) error {
 // content reads the data messages of a client stream.
 type content[T any, P dataMessage[T]] struct {
 	stream *connect.ClientStream[T]
-	rest   []byte
+	data   []byte // of the last message
+	rest   []byte // of data
 }
 
 type dataMessage[T any] interface {
@@ -312,13 +314,16 @@ type dataMessage[T any] interface {
 // Read implements io.Reader.
 func (c *content[T, P]) Read(p []byte) (int, error) {
 	for len(c.rest) == 0 {
+		daemon.FreeData(c.data)
+		c.data = nil
 		if !c.stream.Receive() {
 			if err := c.stream.Err(); err != nil {
 				return 0, err
 			}
 			return 0, io.EOF
 		}
-		if c.rest = P(c.stream.Msg()).GetData(); c.rest == nil {
+		c.data = P(c.stream.Msg()).GetData()
+		if c.rest = c.data; c.rest == nil {
 			return 0, dsec.Invalid("open", "want data after the first message")
 		}
 	}

@@ -26,6 +26,7 @@ func (e *Edge) Handler() http.Handler {
 	mux := http.NewServeMux()
 	opts := []connect.HandlerOption{
 		connect.WithInterceptors(errorInterceptor{e}),
+		daemon.DataCodec(),
 		connect.WithReadMaxBytes(maxMessage),
 		// Compression between two processes of one site costs more than it saves.
 		connect.WithCompression("gzip", nil, nil),

@@ -57,6 +57,7 @@ func (s *Store) Build(ctx context.Context, opt BuildOptions, r io.Reader) (Meta,
 	if err != nil {
 		return Meta{}, nil, err
 	}
+	s.beginSync(image)
 	meta := Meta{
 		Manifest: Manifest{Version: manifestVersion, Kind: cmp.Or(opt.Kind, dsec.LayerBase), Size: res.Size, Files: res.Files, Config: res.Config},
 		About:    About{Source: res.Source, SourceDigest: src.digest(), SourceSize: src.n, Origin: opt.Origin, Created: time.Now().UTC(), Findings: res.Findings},
@@ -72,6 +73,13 @@ func (s *Store) imageTemp() (*os.File, error) {
 		return l.Temp()
 	}
 	return s.scratchFile()
+}
+
+// beginSync has the disk write what is going to be synced, while the processors hash it.
+func (s *Store) beginSync(image *os.File) {
+	if _, ok := s.blobs.(blob.Linker); ok {
+		_ = unix.SyncFileRange(int(image.Fd()), 0, 0, unix.SYNC_FILE_RANGE_WRITE) // a refusal only costs time
+	}
 }
 
 // canceled is the error of a call whose context ended: the cause where there

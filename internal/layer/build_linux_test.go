@@ -223,8 +223,11 @@ func TestFullDisk(t *testing.T) {
 	testutil.Require(t, testutil.Root)
 	dir := testutil.SmallDisk(t, "size=2m")
 	s := openStoreIn(t, dir, Options{})
-	for _, size := range []int{3 << 20, 1200 << 10} { // in the scratch, in the image
-		_, _, err := s.Build(t.Context(), BuildOptions{}, bytes.NewReader(archive(t, strings.Repeat("x", size))))
+	content := func(size int) string { return strings.Repeat("x", size) }
+	for _, a := range [][]byte{
+		archive(t, content(3<<20)), archiveOf(t, "blobs/file", content(3<<20)), archiveOf(t, "blobs/file", content(1200<<10)),
+	} { // in the image, in the scratch, in the image
+		_, _, err := s.Build(t.Context(), BuildOptions{}, bytes.NewReader(a))
 		wantCode(t, err, dsec.CodeExhausted)
 		wantFiles(t, s)
 	}

@@ -59,11 +59,14 @@ func openStoreIn(t testing.TB, dir string, opt Options) *Store {
 }
 
 // archive is a tar of one file with the given content.
-func archive(t testing.TB, content string) []byte {
+func archive(t testing.TB, content string) []byte { return archiveOf(t, "file", content) }
+
+// archiveOf is the tar of a tree with one file.
+func archiveOf(t testing.TB, name, content string) []byte {
 	t.Helper()
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
-	if err := w.WriteHeader(&tar.Header{Name: "file", Typeflag: tar.TypeReg, Mode: 0o644, Size: int64(len(content))}); err != nil {
+	if err := w.WriteHeader(&tar.Header{Name: name, Typeflag: tar.TypeReg, Mode: 0o644, Size: int64(len(content))}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := w.Write([]byte(content)); err != nil {

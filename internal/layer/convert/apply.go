@@ -4,19 +4,19 @@ import (
 	"archive/tar"
 	"errors"
 	"fmt"
-	"hash"
 	"io"
 	"math"
+	"path"
 	"strings"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/opendsec/dsec"
 )
 
-// readArchive applies the stream that came in to t and keeps its content in
-// the scratch. The stream is read to its end, so that what is cut off short
-// is noticed.
+// readArchive applies the stream that came in to t. The stream is read to its end,
+// so that what is cut off short is noticed.
 func (c *converter) readArchive(t *tree, r io.Reader) error {
 	r = &capped{r: r, n: c.limits.ArchiveBytes}
 	in, done, err := c.open(r)
@@ -24,7 +24,7 @@ func (c *converter) readArchive(t *tree, r io.Reader) error {
 		return err
 	}
 	defer done()
-	src := &source{c: c, r: in, keep: true}
+	src := &source{c: c, r: in, outer: true}
 	if err := c.apply(t, src, c.upper); err != nil {
 		return err
 	}
@@ -60,16 +60,13 @@ func (r *capped) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// source is one tar stream being read. It counts, hashes if asked, and knows
-// where in the scratch the byte that comes next is.
+// source is one tar stream being read. It counts, and hashes if asked.
 type source struct {
-	c    *converter
-	r    io.Reader
-	hash hash.Hash // nil: not hashed
-	keep bool      // the stream is appended to the scratch as it is read
-	off  int64     // place of the next byte, where keep is unset
-	err  error     // of r, not io.EOF: not the archive's fault unless typed
-	mute bool      // do not keep for now
+	c     *converter
+	r     io.Reader
+	hash  *hasher // nil: not hashed
+	outer bool    // it is the archive itself, which may be one of an image
+	err   error   // of r, not io.EOF: not the archive's fault unless typed
 
 	total    int64 // bytes read
 	entryEnd int64 // total after the last entry's content
@@ -83,29 +80,14 @@ func (s *source) Read(p []byte) (int, error) {
 			return 0, e
 		}
 		if s.hash != nil {
-			s.hash.Write(p[:n])
+			s.hash.add(p[:n])
 		}
-		if s.keep && !s.mute {
-			if _, e := s.c.scratch.Write(p[:n]); e != nil {
-				s.err = e
-				return 0, e
-			}
-		}
-		s.off += int64(n)
 		s.total += int64(n)
 	}
 	if err != nil && err != io.EOF {
 		s.err = err
 	}
 	return n, err
-}
-
-// next is where the stream's next byte will be in the scratch.
-func (s *source) next() int64 {
-	if s.keep {
-		return s.c.scratch.off
-	}
-	return s.off
 }
 
 // apply adds the entries of one tar stream to the tree. With whiteouts, the
@@ -194,7 +176,7 @@ func (c *converter) applyEntry(t *tree, src *source, tr *tar.Reader, hdr *tar.He
 	switch hdr.Typeflag {
 	case tar.TypeReg, '\x00', tar.TypeCont, tar.TypeGNUSparse:
 		node.mode = unix.S_IFREG
-		if err := c.readContent(node, src, tr, hdr, buf); err != nil {
+		if err := c.readContent(t, node, src, tr, hdr, buf); err != nil {
 			return err
 		}
 	case tar.TypeSymlink:
@@ -312,30 +294,70 @@ func (c *converter) setXattrs(n *inode, hdr *tar.Header) error {
 	return c.addMetadata(total)
 }
 
-// readContent reads a file's data. What the stream has in one piece stays
-// where it is in the scratch; holes are filled into a piece of their own.
-func (c *converter) readContent(n *inode, src *source, tr *tar.Reader, hdr *tar.Header, buf []byte) error {
+// smallSize is the most that a file may have which go-erofs may put beside its
+// inode: it decides that when it knows all of them.
+const smallSize = blockSize - inodeSlot
+
+// readContent reads a file's data: what is large to its place in the image, small
+// files and blobs of an image to the scratch. Holes are filled.
+func (c *converter) readContent(t *tree, n *inode, src *source, tr *tar.Reader, hdr *tar.Header, buf []byte) error {
 	n.size = hdr.Size
-	if !isSparse(hdr) {
-		n.off = src.next()
-		_, err := io.CopyBuffer(discard{}, tr, buf)
-		return err
+	if src.outer {
+		done, err := c.applyEarly(t, tr, hdr)
+		if err != nil {
+			if src.err == nil && !errors.Is(err, io.ErrUnexpectedEOF) {
+				src.err = err // it says itself where it is
+			}
+			return err
+		}
+		if n.gone = done; done {
+			return nil
+		}
 	}
-	if err := c.addContent(hdr.Size); err != nil {
-		return err
+	if isSparse(hdr) {
+		if err := c.addContent(hdr.Size); err != nil {
+			return err
+		}
 	}
-	src.mute = true
-	defer func() { src.mute = false }()
-	n.off = c.scratch.off
-	_, err := io.CopyBuffer(onlyWriter{c.scratch}, onlyReader{tr}, buf)
-	if err == nil && c.scratch.off != n.off+n.size {
-		err = io.ErrUnexpectedEOF
+	if n.size > smallSize && !(src.outer && isPart(hdr.Name)) {
+		n.placed = true
+		var err error
+		n.off, err = c.image.place(tr, n.size, func(head []byte) { n.token = findToken(head) })
+		return src.diskError(err)
+	}
+	n.off = c.scratch.next()
+	for left := n.size; left > 0; {
+		b := buf[:min(int64(len(buf)), left)]
+		if _, err := io.ReadFull(tr, b); err == io.EOF {
+			return io.ErrUnexpectedEOF
+		} else if err != nil {
+			return err
+		}
+		if left == n.size {
+			n.token = findToken(b)
+		}
+		if _, err := c.scratch.Write(b); err != nil {
+			return src.diskError(err)
+		}
+		left -= int64(len(b))
+	}
+	return nil
+}
+
+// diskError keeps an error of this node's disk from being taken for the archive's.
+func (s *source) diskError(err error) error {
+	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+		s.err = err
 	}
 	return err
 }
 
-type onlyWriter struct{ io.Writer }
-type onlyReader struct{ io.Reader }
+// isPart reports whether a file may be a blob or a document of an image, by its
+// name alone. If it is none, no harm is done.
+func isPart(name string) bool {
+	name = strings.TrimPrefix(path.Clean(name), "/")
+	return strings.HasPrefix(name, "blobs/") || strings.HasSuffix(name, ".tar") || !strings.Contains(name, "/") && strings.HasSuffix(name, ".json")
+}
 
 func isSparse(hdr *tar.Header) bool {
 	if hdr.Typeflag == tar.TypeGNUSparse {

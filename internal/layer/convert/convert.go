@@ -1,7 +1,9 @@
 // Package convert turns an archive of a root file system into one EROFS image
 // without ever unpacking it: names, links and attributes are kept in a tree in
-// memory, contents in a scratch file that has no names, and the image is
-// written from the two.
+// memory, contents of small files in a scratch file that has no names. The content of
+// a large file goes to its place in the image as it comes out of the archive, and the
+// rest of the image is written from the three: no byte is written twice, unless what
+// came before it is hidden by what came later.
 //
 // The words: an archive is the byte stream that came in; its source, which is what
 // it is an archive of, is told from its content, never from a name. An entry is one member of a tar stream. A
@@ -9,14 +11,19 @@
 // root file system: a path in an archive only ever leads through the tree, so
 // nothing in an archive can name anything outside the image being made.
 //
-//	archive --(gzip, zstd)--> tar --> tree + scratch     a root file system
+//	archive --(gzip, zstd)--> tar --> tree + scratch + image     a root file system
 //	                                   |
 //	                                   +-> index, manifest, config, layers
-//	                                       each verified, then applied in order
+//	                                       each applied in order, and verified,
 //	                                       to a second tree   an OCI layout or a docker-archive
-//	tree + scratch --> image
+//	tree + scratch --> the rest of the image
 //
-// The same archive gives the same image, byte for byte.
+// Where the documents of a layout come before its layers, these are applied as they
+// come; else they wait in the scratch. Nothing is seen of an image one of whose
+// layers turns out not to be what the documents say.
+//
+// The same archive gives the same image, byte for byte. Files are in it in the order
+// of the archive, and in that of names where they are small.
 package convert
 
 import (
@@ -25,6 +32,7 @@ import (
 	"errors"
 	"io"
 	"strings"
+	"sync/atomic"
 
 	"github.com/opendsec/dsec"
 )
@@ -131,9 +139,13 @@ func Convert(archive io.Reader, image, scratch File, opt Options) (Result, error
 	if err := opt.Check(); err != nil {
 		return Result{}, err
 	}
-	c := &converter{limits: opt.Limits.WithDefaults(), upper: opt.Kind != "" && opt.Kind != dsec.LayerBase, scratch: newSpool(scratch)}
+	c := &converter{
+		sel: opt.Select, limits: opt.Limits.WithDefaults(), upper: opt.Kind != "" && opt.Kind != dsec.LayerBase,
+		scratch: newSpool(scratch), image: newImageFile(image),
+	}
+	defer c.image.stop()
 	c.findings.init()
-	tree, res, err := c.read(archive, opt.Select)
+	tree, res, err := c.read(archive)
 	if err != nil {
 		return Result{}, err
 	}
@@ -146,7 +158,7 @@ func Convert(archive io.Reader, image, scratch File, opt Options) (Result, error
 	if err := tree.finish(); err != nil {
 		return Result{}, err
 	}
-	if res.Files, res.Size, err = c.writeImage(tree, image, identity(opt.Kind, res.Config)); err != nil {
+	if res.Files, res.Size, err = c.writeImage(tree, identity(opt.Kind, res.Config)); err != nil {
 		return Result{}, err
 	}
 	c.lintTree(tree)
@@ -181,7 +193,10 @@ func (o Options) Check() error {
 }
 
 // read makes the tree of an archive: its own, or that of an image in it.
-func (c *converter) read(archive io.Reader, sel string) (*tree, Result, error) {
+func (c *converter) read(archive io.Reader) (*tree, Result, error) {
+	if len(c.sel) > 512 {
+		return nil, Result{}, dsec.Invalid("select", "%d bytes, want a tag or a digest", len(c.sel))
+	}
 	t := newTree(c)
 	if err := c.readArchive(t, archive); err != nil {
 		return nil, Result{}, err
@@ -191,12 +206,18 @@ func (c *converter) read(archive io.Reader, sel string) (*tree, Result, error) {
 		return nil, Result{}, err
 	}
 	if source == SourceRootFS {
-		if sel != "" {
+		if err := c.early.sameAs(nil); err != nil {
+			return nil, Result{}, err
+		}
+		if c.sel != "" {
 			return nil, Result{}, dsec.Invalid("select", "a root file system archive holds no images to select from, want it empty")
 		}
 		return t, Result{Source: source}, nil
 	}
-	img, err := c.selectImage(t, source, sel)
+	img, err := c.selectImage(t, source)
+	if err == nil {
+		err = c.early.sameAs(img)
+	}
 	if err != nil {
 		return nil, Result{}, err
 	}
@@ -222,14 +243,40 @@ func identity(kind dsec.LayerKind, cfg Config) (id [16]byte) {
 
 // converter is the state of one conversion.
 type converter struct {
+	sel      string // the image wanted
 	limits   Limits
 	upper    bool // the layer goes on others, and may hide what they have
 	scratch  *spool
+	image    *imageFile
 	findings findings
+	early    early
 
-	content  int64 // bytes of tar streams read
+	content  atomic.Int64 // bytes of tar streams read; a layer's are counted beside those of the archive that it is in
 	entries  int64
 	metadata int64 // bytes of names, targets, attributes
+}
+
+// section is the start of a regular file's content.
+func (c *converter) section(n *inode, size int64) *io.SectionReader {
+	if n.placed {
+		return io.NewSectionReader(c.image, n.off, min(n.size, size))
+	}
+	return io.NewSectionReader(c.scratch, n.off, min(n.size, size))
+}
+
+// readFile reads the start of a regular file's content.
+func (c *converter) readFile(n *inode, size int64) ([]byte, error) {
+	if n.gone {
+		return nil, dsec.Invalid("data", "a layer of the image is used as something else")
+	}
+	if n.placed {
+		if err := c.image.sync(); err != nil {
+			return nil, err
+		}
+	}
+	b := make([]byte, min(n.size, size))
+	_, err := io.ReadFull(c.section(n, size), b)
+	return b, err
 }
 
 func (c *converter) addEntry(n int64) error {
@@ -247,9 +294,8 @@ func (c *converter) addMetadata(n int) error {
 }
 
 func (c *converter) addContent(n int64) error {
-	if n < 0 || n > c.limits.ContentBytes-c.content {
+	if n < 0 || n > c.limits.ContentBytes || c.content.Add(n) > c.limits.ContentBytes {
 		return dsec.Invalid("data", "more than %d bytes after decompression", c.limits.ContentBytes)
 	}
-	c.content += n
 	return nil
 }

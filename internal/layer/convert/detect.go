@@ -78,7 +78,7 @@ func isTar(head []byte) bool {
 }
 
 // open tells what the stream holds and gives the tar stream in it. The closer
-// frees the decompressor.
+// frees the decompressor, and returns when r is not read any more.
 func (c *converter) open(r io.Reader) (tar io.Reader, done func(), err error) {
 	counted := &counter{r: r}
 	br := bufio.NewReaderSize(counted, 1<<20)
@@ -96,17 +96,21 @@ func (c *converter) open(r io.Reader) (tar io.Reader, done func(), err error) {
 		if err != nil {
 			return nil, nil, packed.damaged(err)
 		}
-		packed.r, done = zr, func() { _ = zr.Close() }
+		packed.r = zr
+		next := newAhead(packed)
+		tar, done = next, next.stop
 	case bytes.HasPrefix(head, zstdMagic):
-		zr, err := zstd.NewReader(br, zstd.WithDecoderMaxWindow(c.limits.WindowBytes), zstd.WithDecoderConcurrency(2))
+		still := &gate{r: br}
+		zr, err := zstd.NewReader(still, zstd.WithDecoderMaxWindow(c.limits.WindowBytes), zstd.WithDecoderConcurrency(2))
 		if err != nil {
 			return nil, nil, packed.damaged(err)
 		}
-		packed.r, done = zr, zr.Close
+		packed.r = zr // which reads ahead by itself
+		tar, done = packed, func() { still.shut(); zr.Close() }
 	default:
 		return br, done, checkTar(head)
 	}
-	br = bufio.NewReaderSize(packed, 256<<10)
+	br = bufio.NewReaderSize(tar, pieceSize)
 	head, err = br.Peek(headSize)
 	if err == nil || err == io.EOF {
 		err = checkTar(head)

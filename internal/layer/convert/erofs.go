@@ -13,21 +13,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// writeImage writes the tree with go-erofs, then does what go-erofs cannot:
-// it joins the names of one inode, and names the image's configuration.
-func (c *converter) writeImage(t *tree, out File, id [16]byte) (files, size int64, err error) {
-	img := newImageFile(out)
-	w := erofs.Create(img, erofs.WithBuildTime(0, 0), erofs.WithBlockSize(blockSize))
-	if err := w.CopyFrom(treeFS{t: t, c: c}); err != nil {
+// writeImage writes the tree with go-erofs, then does what go-erofs cannot: it leads
+// inodes to contents that are placed, joins the names of one inode, and names the
+// image's configuration.
+func (c *converter) writeImage(t *tree, id [16]byte) (files, size int64, err error) {
+	if err := c.image.compact(t.placed); err != nil {
+		return 0, 0, fmt.Errorf("write image: %w", err)
+	}
+	out := &erofsOut{w: c.image, base: c.image.pos()}
+	w := erofs.Create(out, erofs.WithBuildTime(0, 0), erofs.WithBlockSize(blockSize))
+	if err := w.CopyFrom(treeFS{t: t, c: c, out: out}); err != nil {
 		return 0, 0, fmt.Errorf("plan image: %w", diskError(err))
 	}
 	if err := w.Close(); err != nil {
 		return 0, 0, fmt.Errorf("write image: %w", diskError(err))
 	}
-	if err := img.close(); err != nil {
+	if size, err = c.image.close(); err != nil {
 		return 0, 0, fmt.Errorf("write image: %w", err)
 	}
-	if size, err = patchImage(out, img.size, t, id); err != nil {
+	if size, err = patchImage(c.image.f, size, out, t, id); err != nil {
 		return 0, 0, fmt.Errorf("patch image: %w", diskError(err))
 	}
 	return t.files, size, nil
@@ -36,8 +40,9 @@ func (c *converter) writeImage(t *tree, out File, id [16]byte) (files, size int6
 // treeFS shows the finished tree to go-erofs. Only the first name of an inode
 // has its content; the others are empty files until patchImage.
 type treeFS struct {
-	t *tree
-	c *converter
+	t   *tree
+	c   *converter
+	out *erofsOut
 }
 
 // find trusts the name: go-erofs made it of names that ReadDir gave.
@@ -69,7 +74,7 @@ func (f treeFS) Stat(name string) (fs.FileInfo, error) {
 // Open implements fs.FS; it is called for files with content.
 func (f treeFS) Open(name string) (fs.File, error) {
 	_, n, _ := f.find(name)
-	return &content{c: f.c, n: n, name: name}, nil
+	return &content{fs: f, n: n, name: name}, nil
 }
 
 // ReadDir implements fs.ReadDirFS.
@@ -138,10 +143,10 @@ func (i fileInfo) Sys() any {
 	}
 }
 
-// content reads one file from the scratch. What goes by is looked at by the
-// lint, so that no byte is read twice for it.
+// content reads one file from the scratch. Of a file that is placed it gives as many
+// bytes as it has, which are dropped.
 type content struct {
-	c    *converter
+	fs   treeFS
 	n    *inode
 	name string
 	off  int64
@@ -155,14 +160,16 @@ func (f *content) Read(p []byte) (int, error) {
 		return 0, io.EOF
 	}
 	p = p[:min(int64(len(p)), f.n.size-f.off)]
-	n, err := f.c.scratch.ReadAt(p, f.n.off+f.off)
+	if f.n.placed {
+		f.off += int64(len(p))
+		f.fs.out.skip(int64(len(p)), f.off == f.n.size)
+		return len(p), nil
+	}
+	n, err := f.fs.c.scratch.ReadAt(p, f.n.off+f.off)
 	if n == len(p) {
 		err = nil
 	} else if err == io.EOF {
 		err = io.ErrUnexpectedEOF
-	}
-	if f.off == 0 {
-		f.c.lintContent(f.name, p[:n])
 	}
 	f.off += int64(n)
 	return n, err

@@ -291,7 +291,8 @@ func (f *fullDisk) WriteAt(p []byte, off int64) (int, error) {
 }
 
 func TestFullDisk(t *testing.T) {
-	archive := tarOf(t, text("a", strings.Repeat("x", 3<<20)))
+	// What may be a blob of an image goes to the scratch, all else to the image.
+	archive := tarOf(t, text("a", strings.Repeat("x", 3<<20)), text("blobs/b", strings.Repeat("x", 3<<20)))
 	for name, files := range map[string][2]File{
 		"scratch": {&memFile{}, &fullDisk{most: 1 << 20}},
 		"image":   {&fullDisk{most: 1 << 20}, &memFile{}},

@@ -18,12 +18,12 @@ type image struct {
 	layers []blob
 }
 
-// blob is a piece of the scratch with what the documents of the archive say
-// about it. An empty digest is not said.
+// blob is a file of the archive with what its documents say about it. An empty
+// digest is not said.
 type blob struct {
 	what   string // for messages
-	off    int64
-	size   int64
+	file   *inode // nil: not there yet
+	size   int64  // of the file
 	digest string // of the blob
 	diffID string // of the tar stream in it
 }
@@ -86,15 +86,15 @@ func (c *converter) document(t *tree, name string) ([]byte, error) {
 	if err != nil || n == nil {
 		return nil, err
 	}
-	return c.readDocument(blob{what: quote(name), off: n.off, size: n.size})
+	return c.readDocument(blob{what: quote(name), file: n, size: n.size})
 }
 
 func (c *converter) readDocument(b blob) ([]byte, error) {
 	if b.size > c.limits.DocumentBytes {
 		return nil, dsec.Invalid("data", "%s has %d bytes, want at most %d", b.what, b.size, c.limits.DocumentBytes)
 	}
-	doc := make([]byte, b.size)
-	if _, err := c.scratch.ReadAt(doc, b.off); err != nil && b.size > 0 {
+	doc, err := c.readFile(b.file, b.size)
+	if err != nil {
 		return nil, err
 	}
 	if b.digest != "" {
@@ -105,14 +105,11 @@ func (c *converter) readDocument(b blob) ([]byte, error) {
 	return doc, nil
 }
 
-func (c *converter) selectImage(t *tree, source, sel string) (*image, error) {
-	if len(sel) > 512 {
-		return nil, dsec.Invalid("select", "%d bytes, want a tag or a digest", len(sel))
-	}
+func (c *converter) selectImage(t *tree, source string) (*image, error) {
 	if source == SourceOCILayout {
-		return c.selectOCI(t, sel)
+		return c.selectOCI(t, c.sel, false)
 	}
-	return c.selectDocker(t, sel)
+	return c.selectDocker(t, c.sel)
 }
 
 // dockerManifest is one item of a docker-archive's manifest.json.
@@ -150,7 +147,7 @@ func (c *converter) dockerImage(t *tree, m dockerManifest) (*image, error) {
 	if n == nil {
 		return nil, dsec.Invalid("data", "the configuration %s is missing", quote(m.Config))
 	}
-	doc, err := c.readDocument(blob{what: "the configuration " + quote(m.Config), off: n.off, size: n.size, digest: configDigest(m.Config)})
+	doc, err := c.readDocument(blob{what: "the configuration " + quote(m.Config), file: n, size: n.size, digest: configDigest(m.Config)})
 	if err != nil {
 		return nil, err
 	}
@@ -163,7 +160,7 @@ func (c *converter) dockerImage(t *tree, m dockerManifest) (*image, error) {
 		if n == nil {
 			return nil, dsec.Invalid("data", "the layer %s is missing", quote(name))
 		}
-		b := blob{what: "the layer " + quote(name), off: n.off, size: n.size}
+		b := blob{what: "the layer " + quote(name), file: n, size: n.size}
 		if hex, ok := strings.CutPrefix(name, "blobs/sha256/"); ok {
 			b.digest = "sha256:" + hex
 		}
@@ -188,7 +185,8 @@ const (
 	annotationName = "io.containerd.image.name"
 )
 
-func (c *converter) selectOCI(t *tree, sel string) (*image, error) {
+// selectOCI finds the image that is meant. Early, its layers may be missing.
+func (c *converter) selectOCI(t *tree, sel string, early bool) (*image, error) {
 	doc, err := c.document(t, indexFile)
 	if err != nil {
 		return nil, err
@@ -212,13 +210,13 @@ func (c *converter) selectOCI(t *tree, sel string) (*image, error) {
 	if err != nil {
 		return nil, err
 	}
-	return c.ociImage(t, descs[i])
+	return c.ociImage(t, descs[i], early)
 }
 
 func isImage(m types.MediaType) bool { return m == "" || m.IsImage() || m.IsIndex() }
 
 // ociImage follows a descriptor, through an index of platforms if it is one.
-func (c *converter) ociImage(t *tree, d v1.Descriptor) (*image, error) {
+func (c *converter) ociImage(t *tree, d v1.Descriptor, early bool) (*image, error) {
 	doc, err := c.ociDocument(t, "manifest", d)
 	if err != nil {
 		return nil, err
@@ -246,7 +244,7 @@ func (c *converter) ociImage(t *tree, d v1.Descriptor) (*image, error) {
 	}
 	img := &image{}
 	for _, l := range m.Layers {
-		b, err := c.ociBlob(t, "layer", l)
+		b, err := c.ociBlob(t, "layer", l, early)
 		if err != nil {
 			return nil, err
 		}
@@ -269,16 +267,16 @@ func (c *converter) pickPlatform(index *v1.IndexManifest) (v1.Descriptor, error)
 }
 
 func (c *converter) ociDocument(t *tree, what string, d v1.Descriptor) ([]byte, error) {
-	b, err := c.ociBlob(t, what, d)
+	b, err := c.ociBlob(t, what, d, false)
 	if err != nil {
 		return nil, err
 	}
 	return c.readDocument(b)
 }
 
-// ociBlob finds a blob of the layout and checks its size; its digest is
-// checked when it is read.
-func (c *converter) ociBlob(t *tree, what string, d v1.Descriptor) (blob, error) {
+// ociBlob finds a blob of the layout, which early may be missing, and checks its size;
+// its digest is checked when it is read.
+func (c *converter) ociBlob(t *tree, what string, d v1.Descriptor, early bool) (blob, error) {
 	if d.Digest.Algorithm != "sha256" {
 		return blob{}, dsec.Invalid("data", "%s with digest %s, want sha256", what, quote(d.Digest.String()))
 	}
@@ -286,14 +284,13 @@ func (c *converter) ociBlob(t *tree, what string, d v1.Descriptor) (blob, error)
 	if err != nil {
 		return blob{}, err
 	}
-	b := blob{what: what + " " + d.Digest.String(), digest: d.Digest.String()}
-	if n == nil {
+	b := blob{what: what + " " + d.Digest.String(), file: n, size: d.Size, digest: d.Digest.String()}
+	switch {
+	case n == nil && !early:
 		return b, dsec.Invalid("data", "the %s is missing", b.what)
-	}
-	if n.size != d.Size {
+	case n != nil && n.size != d.Size:
 		return b, dsec.Invalid("data", "the %s has %d bytes, its descriptor says %d", b.what, n.size, d.Size)
 	}
-	b.off, b.size = n.off, n.size
 	return b, nil
 }
 

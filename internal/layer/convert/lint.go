@@ -3,7 +3,6 @@ package convert
 import (
 	"bytes"
 	"fmt"
-	"io"
 	"path"
 	"regexp"
 	"strconv"
@@ -88,18 +87,19 @@ var (
 	// is rare in text: no other way keeps up with the disk.
 	tokens = []struct {
 		rare byte
+		at   int // of the byte in the hint
 		hint string
 		re   *regexp.Regexp
 		what string
 	}{
-		{'K', "PRIVATE K", privateKey, "a private key"},
-		{'K', "AK", regexp.MustCompile(`\bAKIA[0-9A-Z]{16}\b`), "an AWS access key"},
-		{'_', "ghp_", regexp.MustCompile(`\bghp_[0-9A-Za-z]{36}\b`), "a GitHub token"},
-		{'_', "_pat_", regexp.MustCompile(`\bgithub_pat_[0-9A-Za-z_]{40,}`), "a GitHub token"},
-		{'_', "e2b_", regexp.MustCompile(`\be2b_[0-9a-f]{40,}\b`), "an API key"},
-		{'-', "glpat-", regexp.MustCompile(`\bglpat-[0-9A-Za-z_-]{20}`), "a GitLab token"},
-		{'-', "xoxb-", regexp.MustCompile(`\bxoxb-[0-9A-Za-z-]{20,}`), "a Slack token"},
-		{'-', "sk-ant-", regexp.MustCompile(`\bsk-ant-[0-9A-Za-z_-]{20,}`), "an API key"},
+		{'K', 8, "PRIVATE KEY", privateKey, "a private key"},
+		{'K', 1, "AKIA", regexp.MustCompile(`\bAKIA[0-9A-Z]{16}\b`), "an AWS access key"},
+		{'_', 3, "ghp_", regexp.MustCompile(`\bghp_[0-9A-Za-z]{36}\b`), "a GitHub token"},
+		{'_', 6, "github_pat_", regexp.MustCompile(`\bgithub_pat_[0-9A-Za-z_]{40,}`), "a GitHub token"},
+		{'_', 3, "e2b_", regexp.MustCompile(`\be2b_[0-9a-f]{40,}\b`), "an API key"},
+		{'-', 5, "glpat-", regexp.MustCompile(`\bglpat-[0-9A-Za-z_-]{20}`), "a GitLab token"},
+		{'-', 4, "xoxb-", regexp.MustCompile(`\bxoxb-[0-9A-Za-z-]{20,}`), "a Slack token"},
+		{'-', 2, "sk-ant-", regexp.MustCompile(`\bsk-ant-[0-9A-Za-z_-]{20,}`), "an API key"},
 	}
 	// credentials are files whose whole purpose is to hold a secret; the
 	// expression tells a filled-in one from an empty one.
@@ -115,24 +115,15 @@ var (
 	}
 )
 
-// lintContent looks at the start of a file for what has the shape of a secret.
-func (c *converter) lintContent(name string, head []byte) {
-	head = head[:min(len(head), lintSize)]
-	if bytes.IndexByte(head[:min(len(head), 512)], 0) >= 0 {
-		return // not text
-	}
-	if what := findToken(head); what != "" {
-		c.findings.add(name, "holds what looks like "+what)
-	}
-	for _, key := range []string{path.Base(name), path.Join(path.Base(path.Dir(name)), path.Base(name))} {
-		if re := credentials[key]; re != nil && re.Match(head) {
-			c.findings.add(name, "holds credentials")
-		}
-	}
-}
+// token is what a text seems to hold: one more than its place in tokens; 0 is none.
+type token uint8
 
-// findToken tells what kind of secret a text seems to hold; empty if none.
-func findToken(text []byte) string {
+// findToken looks at the start of a file for what has the shape of a secret.
+func findToken(head []byte) token {
+	text := head[:min(len(head), lintSize)]
+	if !isText(text) {
+		return 0
+	}
 	seen := 0 // tokens whose hint is there, a bit each: matched once
 	for _, rare := range []byte("K_-") {
 		for i := 0; i < len(text); i++ {
@@ -141,21 +132,43 @@ func findToken(text []byte) string {
 				break
 			}
 			i += n
-			for b, t := range tokens {
-				if t.rare == rare && seen&(1<<b) == 0 && bytes.HasSuffix(text[:i+1], []byte(t.hint)) {
+			for b := range tokens {
+				t := &tokens[b]
+				if t.rare == rare && i >= t.at && seen&(1<<b) == 0 && hasPrefix(text[i-t.at:], t.hint) {
 					seen |= 1 << b
 					if t.re.Match(text) {
-						return t.what
+						return token(b + 1)
 					}
 				}
 			}
 		}
 	}
-	return ""
+	return 0
 }
 
-// lintTree looks for files by name: the platform's own, and git repositories
-// that hold more than the commit that is checked out.
+func hasPrefix(text []byte, hint string) bool {
+	return len(text) >= len(hint) && string(text[:len(hint)]) == hint
+}
+
+func isText(head []byte) bool { return bytes.IndexByte(head[:min(len(head), 512)], 0) < 0 }
+
+// lintFile tells what a file holds that has the shape of a secret.
+func (c *converter) lintFile(n *inode, name, parent, base string) {
+	if n.token > 0 {
+		c.findings.add(name, "holds what looks like "+tokens[n.token-1].what)
+	}
+	for _, re := range []*regexp.Regexp{credentials[base], credentials[parent+"/"+base]} {
+		if re == nil {
+			continue
+		}
+		if head, err := c.readFile(n, lintSize); err == nil && isText(head) && re.Match(head) {
+			c.findings.add(name, "holds credentials")
+		}
+	}
+}
+
+// lintTree looks for secrets, for files by name, which are the platform's own, and for
+// git repositories that hold more than the commit that is checked out.
 func (c *converter) lintTree(t *tree) { c.lintDir(t.root, "") }
 
 func (c *converter) lintDir(dir *inode, at string) {
@@ -166,6 +179,9 @@ func (c *converter) lintDir(dir *inode, at string) {
 			c.findings.add(where, "has a name that the platform uses")
 		case strings.HasPrefix(name, whiteoutPrefix):
 			c.findings.add(where, "has the name of a whiteout, which is an ordinary file here")
+		}
+		if n.isRegular() && n.firstDir == dir && n.firstName == name {
+			c.lintFile(n, where, path.Base(at), name)
 		}
 		if n.isDir() {
 			if n.children["HEAD"].n != nil && n.children["objects"].n != nil {
@@ -220,7 +236,7 @@ func (c *converter) head(n *inode) string {
 	if n == nil || !n.isRegular() {
 		return ""
 	}
-	b, err := io.ReadAll(c.scratch.section(n.off, min(n.size, 1<<20)))
+	b, err := c.readFile(n, 1<<20)
 	if err != nil {
 		return ""
 	}

@@ -74,7 +74,7 @@ func (c *converter) parents(n *inode) (parents []string, ok bool) {
 	if !n.isRegular() || n.size > maxCommitBytes {
 		return nil, false
 	}
-	z, err := zlib.NewReader(c.scratch.section(n.off, n.size))
+	z, err := zlib.NewReader(c.section(n, n.size))
 	if err != nil {
 		return nil, false
 	}

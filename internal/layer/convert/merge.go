@@ -1,6 +1,7 @@
 package convert
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
@@ -14,52 +15,82 @@ import (
 	"github.com/opendsec/dsec"
 )
 
-// merge applies the layers of an image, lowest first, to a tree of their own.
+// merge applies the layers of an image, lowest first, to a tree of their own. Those
+// that were applied early are.
 func (c *converter) merge(img *image) (*tree, error) {
-	t := newTree(c)
-	for i, b := range img.layers {
-		t.layer = i + 1
-		if err := c.mergeLayer(t, b); err != nil {
-			return nil, prefixed(err, fmt.Sprintf("layer %d of %d: ", i+1, len(img.layers)))
+	e := &c.early
+	if e.next == 0 {
+		e.tree = newTree(c)
+		e.findings.init()
+	}
+	for e.img = img; e.next < len(img.layers); {
+		b := img.layers[e.next]
+		if err := c.applyNext(func(t *tree) error { return c.mergeLayer(t, b) }); err != nil {
+			return nil, err
 		}
 	}
-	return t, nil
+	c.findings = e.findings
+	return e.tree, nil
 }
 
+// place is that of a layer in the image, for messages.
+func (img *image) place(i int) string { return fmt.Sprintf("layer %d of %d: ", i+1, len(img.layers)) }
+
 func (c *converter) mergeLayer(t *tree, b blob) error {
-	raw := c.scratch.section(b.off, b.size)
-	if b.digest != "" {
-		h := sha256.New()
-		if _, err := io.CopyBuffer(onlyWriter{h}, onlyReader{raw}, make([]byte, copySize)); err != nil {
-			return err
-		}
-		if got := sum(h.Sum(nil)); got != b.digest {
-			return dsec.Invalid("data", "%s has digest %s", b.what, got)
-		}
-		if _, err := raw.Seek(0, io.SeekStart); err != nil {
+	if b.file.gone {
+		return dsec.Invalid("data", "a layer of the image is used as something else")
+	}
+	if b.file.placed {
+		if err := c.image.sync(); err != nil {
 			return err
 		}
 	}
+	return c.applyLayer(t, b, c.section(b.file, b.size))
+}
+
+// applyLayer applies a layer that is read once, by which it is verified too.
+func (c *converter) applyLayer(t *tree, b blob, blob io.Reader) error {
+	raw := &hashed{r: blob, h: newHasher()}
+	defer raw.h.stop()
+	src := &source{c: c}
+	err := c.applyStream(t, src, raw)
+	// A blob that is not what it should be is damaged, whatever its content led to.
+	if _, e := io.CopyBuffer(discard{}, raw, make([]byte, copySize)); e != nil {
+		return cmp.Or(err, e)
+	}
+	digest := raw.h.sum()
+	switch {
+	case b.digest != "" && digest != b.digest:
+		return dsec.Invalid("data", "%s has digest %s", b.what, digest)
+	case err != nil:
+		return err
+	case src.hash != nil: // it was compressed
+		digest = src.hash.sum()
+	}
+	if digest != b.diffID {
+		return dsec.Invalid("data", "%s unpacks to digest %s, the configuration says %s", b.what, digest, b.diffID)
+	}
+	return nil
+}
+
+// applyStream applies the tar stream that raw holds, to its end. It returns when
+// nothing reads raw any more.
+func (c *converter) applyStream(t *tree, src *source, raw io.Reader) error {
 	in, done, err := c.open(raw)
 	if err != nil {
 		return err
 	}
 	defer done()
-	h := sha256.New()
-	_, packed := in.(unpacked)
-	// A layer that is not compressed is in the scratch already.
-	src := &source{c: c, r: in, hash: h, keep: packed, off: b.off}
+	src.r = in
+	if _, packed := in.(unpacked); packed {
+		src.hash = newHasher()
+		defer src.hash.stop()
+	}
 	if err := c.apply(t, src, true); err != nil {
 		return err
 	}
-	src.mute = true
-	if _, err := io.CopyBuffer(discard{}, src, make([]byte, copySize)); err != nil {
-		return err
-	}
-	if got := sum(h.Sum(nil)); got != b.diffID {
-		return dsec.Invalid("data", "%s unpacks to digest %s, the configuration says %s", b.what, got, b.diffID)
-	}
-	return nil
+	_, err = io.CopyBuffer(discard{}, src, make([]byte, copySize))
+	return err
 }
 
 func sum(h []byte) string { return "sha256:" + hex.EncodeToString(h) }

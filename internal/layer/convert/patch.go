@@ -2,6 +2,7 @@ package convert
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -32,15 +33,17 @@ const (
 
 var errFormat = errors.New("the image is not as go-erofs is known to write it")
 
-// patcher does two things. It joins the names of inodes that have several:
-// go-erofs gives each name an inode of its own, so the other names' entries are
-// made to lead to the first one's; the empty inodes they led to are left,
-// unreachable. And it moves the blocks of directories and of symbolic links, if
-// they are among the data of files, to the image's end, behind the inodes: a node
-// has the end of an image at hand, and not its data.
+// patcher does three things. It leads inodes of regular files to where their content
+// is. It joins the names of inodes that have several: go-erofs gives each name an
+// inode of its own, so the other names' entries are made to lead to the first one's;
+// the empty inodes they led to are left, unreachable. And it moves the blocks of
+// directories and of symbolic links, if they are among the data of files, to the
+// image's end, behind the inodes: a node has the end of an image at hand, and not its
+// data.
 type patcher struct {
-	f     File
+	f     *windows
 	size  int64
+	out   *erofsOut
 	meta  int64
 	nid   map[*inode]uint64 // of first names
 	later []laterName
@@ -53,14 +56,14 @@ type laterName struct {
 }
 
 // patchImage returns the image's new size.
-func patchImage(f File, size int64, t *tree, id [16]byte) (int64, error) {
+func patchImage(f File, size int64, out *erofsOut, t *tree, id [16]byte) (int64, error) {
 	super := make([]byte, superSize)
 	if _, err := f.ReadAt(super, superOffset); err != nil {
 		return 0, err
 	}
 	p := &patcher{
-		f: f, size: size, nid: map[*inode]uint64{},
-		meta: int64(binary.LittleEndian.Uint32(super[superMeta:])) * blockSize,
+		f: &windows{f: f}, size: size, out: out, nid: map[*inode]uint64{},
+		meta: out.at(int64(binary.LittleEndian.Uint32(super[superMeta:])) * blockSize),
 	}
 	if err := p.dir(t.root, uint64(binary.LittleEndian.Uint16(super[superRoot:]))); err != nil {
 		return 0, err
@@ -72,13 +75,17 @@ func patchImage(f File, size int64, t *tree, id [16]byte) (int64, error) {
 			return 0, errFormat
 		}
 		binary.LittleEndian.PutUint64(nid[:], n)
-		if _, err := f.WriteAt(nid[:], l.off); err != nil {
+		if err := p.f.WriteAt(nid[:], l.off); err != nil {
 			return 0, err
 		}
+	}
+	if err := p.f.flush(); err != nil {
+		return 0, err
 	}
 	inodes := binary.LittleEndian.Uint64(super[superInodes:])
 	binary.LittleEndian.PutUint64(super[superInodes:], inodes-uint64(len(p.later)))
 	binary.LittleEndian.PutUint32(super[superBlocks:], uint32(p.size/blockSize))
+	binary.LittleEndian.PutUint32(super[superMeta:], uint32(p.meta/blockSize))
 	copy(super[superUUID:], id[:])
 	_, err := f.WriteAt(super, superOffset)
 	return p.size, err
@@ -93,7 +100,7 @@ func (p *patcher) dir(dir *inode, nid uint64) error {
 	seen := 0
 	for start := int64(0); start < size; start += blockSize {
 		block := make([]byte, min(blockSize, size-start))
-		if _, err := p.f.ReadAt(block, off+start); err != nil {
+		if err := p.f.ReadAt(block, off+start); err != nil {
 			return fmt.Errorf("read directory: %w", err)
 		}
 		n, err := p.block(dir, block, off+start)
@@ -143,10 +150,15 @@ func (p *patcher) block(dir *inode, block []byte, off int64) (seen int, err erro
 				return 0, err
 			}
 		case n.firstDir == dir && n.firstName == name:
-			if n.mode&unix.S_IFMT == unix.S_IFLNK {
-				if _, _, err := p.indexed(nid, unix.S_IFLNK); err != nil {
-					return 0, err
-				}
+			var err error
+			switch n.mode & unix.S_IFMT {
+			case unix.S_IFLNK:
+				_, _, err = p.indexed(nid, unix.S_IFLNK)
+			case unix.S_IFREG:
+				err = p.regular(n, nid)
+			}
+			if err != nil {
+				return 0, err
 			}
 			if n.nlink > 1 {
 				p.nid[n] = nid
@@ -158,11 +170,36 @@ func (p *patcher) block(dir *inode, block []byte, off int64) (seen int, err erro
 	return seen, nil
 }
 
+// regular leads the inode of a regular file to its content.
+func (p *patcher) regular(n *inode, nid uint64) error {
+	off, size, plain, err := p.content(nid, unix.S_IFREG)
+	if err != nil || size != n.size || n.placed && !plain {
+		return cmp.Or(err, errFormat)
+	}
+	if !plain || size == 0 {
+		return nil
+	}
+	if n.placed {
+		off = n.off
+	}
+	return p.lead(nid, off)
+}
+
+// lead has the content of an inode begin at off.
+func (p *patcher) lead(nid uint64, off int64) error {
+	if off%blockSize != 0 || off/blockSize > math.MaxUint32 {
+		return errFormat
+	}
+	var start [4]byte
+	binary.LittleEndian.PutUint32(start[:], uint32(off/blockSize))
+	return p.f.WriteAt(start[:], p.meta+int64(nid)*inodeSlot+inodeStart)
+}
+
 // indexed finds the content of a directory or symbolic link, which it moves to
 // behind the inodes if it is before them.
 func (p *patcher) indexed(nid uint64, kind uint16) (off, size int64, err error) {
-	off, size, err = p.content(nid, kind)
-	if err == nil && off < p.meta && size > 0 {
+	off, size, plain, err := p.content(nid, kind)
+	if err == nil && plain && size > 0 {
 		off, err = p.move(nid, off, size)
 	}
 	return off, size, err
@@ -171,40 +208,38 @@ func (p *patcher) indexed(nid uint64, kind uint16) (off, size int64, err error) 
 // move moves the blocks of an inode to the end of the image.
 func (p *patcher) move(nid uint64, off, size int64) (to int64, err error) {
 	blocks := make([]byte, (size+blockSize-1)/blockSize*blockSize)
-	if _, err := p.f.ReadAt(blocks, off); err != nil {
+	if err := p.f.ReadAt(blocks, off); err != nil {
 		return 0, fmt.Errorf("read blocks: %w", err)
 	}
 	to = p.size
 	if to%blockSize != 0 || to/blockSize+int64(len(blocks))/blockSize > math.MaxUint32 {
 		return 0, errFormat
 	}
-	if _, err := p.f.WriteAt(blocks, to); err != nil {
+	if err := p.f.WriteAt(blocks, to); err != nil {
 		return 0, err
 	}
 	p.size += int64(len(blocks))
-	var start [4]byte
-	binary.LittleEndian.PutUint32(start[:], uint32(to/blockSize))
-	if _, err := p.f.WriteAt(start[:], p.meta+int64(nid)*inodeSlot+inodeStart); err != nil {
+	if err := p.lead(nid, to); err != nil {
 		return 0, err
 	}
 	clear(blocks)
-	_, err = p.f.WriteAt(blocks, off)
-	return to, err
+	return to, p.f.WriteAt(blocks, off)
 }
 
-// content finds where the content of an inode of this kind is in the image.
-func (p *patcher) content(nid uint64, kind uint16) (off, size int64, err error) {
+// content finds where the content of an inode of this kind is in the image: in blocks
+// of its own, or right behind the inode.
+func (p *patcher) content(nid uint64, kind uint16) (off, size int64, plain bool, err error) {
 	pos := p.meta + int64(nid)*inodeSlot
 	var inode [64]byte
 	if pos < 0 || pos+inodeSlot > p.size {
-		return 0, 0, errFormat
+		return 0, 0, false, errFormat
 	}
-	if _, err := p.f.ReadAt(inode[:min(64, p.size-pos)], pos); err != nil {
-		return 0, 0, err
+	if err := p.f.ReadAt(inode[:min(64, p.size-pos)], pos); err != nil {
+		return 0, 0, false, err
 	}
 	format := binary.LittleEndian.Uint16(inode[0:])
 	if binary.LittleEndian.Uint16(inode[4:])&unix.S_IFMT != kind {
-		return 0, 0, errFormat
+		return 0, 0, false, errFormat
 	}
 	core := int64(32)
 	if format&1 != 0 {
@@ -218,14 +253,13 @@ func (p *patcher) content(nid uint64, kind uint16) (off, size int64, err error) 
 	}
 	switch format >> layoutShift & 7 {
 	case flatPlain:
-		off = int64(binary.LittleEndian.Uint32(inode[inodeStart:])) * blockSize
+		return p.out.at(int64(binary.LittleEndian.Uint32(inode[inodeStart:])) * blockSize), size, true, nil
 	case flatInline:
 		off = pos + core + xattrs
-	default:
-		return 0, 0, errFormat
+		if size < 0 || off+size > p.size {
+			return 0, 0, false, errFormat
+		}
+		return off, size, false, nil
 	}
-	if size < 0 || off+size > p.size {
-		return 0, 0, errFormat
-	}
-	return off, size, nil
+	return 0, 0, false, errFormat
 }

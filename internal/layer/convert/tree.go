@@ -28,7 +28,10 @@ type inode struct {
 	mtimeNs  uint32
 	xattrs   map[string]string
 	target   string // of a symbolic link
-	off      int64  // of a regular file's content in the scratch
+	off      int64  // of a regular file's content
+	placed   bool   // its content is in the image, where it stays; else in the scratch
+	gone     bool   // it was a layer, which has been applied
+	token    token  // what its content looks like
 	size     int64
 	children map[string]dirent // of a directory
 	opaque   bool              // a directory that hides what layers below have in it
@@ -57,8 +60,10 @@ type tree struct {
 	c     *converter
 	root  *inode
 	layer int // being applied
-	paths int64
-	files int64
+	// Set by finish.
+	paths  int64
+	files  int64
+	placed []*inode // those whose content is in the image
 }
 
 func newTree(c *converter) *tree {
@@ -279,6 +284,9 @@ func (t *tree) finishDir(dir *inode, pathLen int) error {
 		}
 		if n.nlink++; n.nlink == 1 {
 			n.firstDir, n.firstName = dir, name
+			if n.placed {
+				t.placed = append(t.placed, n)
+			}
 		}
 	}
 	return nil

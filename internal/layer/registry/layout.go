@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"sync"
 	"sync/atomic"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -78,35 +79,82 @@ func (l *Layout) write(ctx context.Context, out io.Writer) error {
 		}
 	}
 	l.sent.Add(int64(len(img.manifest)))
-	buf := make([]byte, 256<<10)
-	for _, d := range img.blobs {
-		if err := l.blob(ctx, w, d, buf); err != nil {
-			return err
-		}
+	if err := l.blobs(ctx, w); err != nil {
+		return err
 	}
 	return w.Close()
 }
 
-func (l *Layout) blob(ctx context.Context, w *tar.Writer, d v1.Descriptor, buf []byte) error {
-	if err := writeHeader(w, blobName(d.Digest), d.Size); err != nil {
-		return err
+// blobs are sent one after another. While one is, those that follow are fetched.
+func (l *Layout) blobs(ctx context.Context, w *tar.Writer) error {
+	ctx, cancel := context.WithCancel(ctx)
+	var all sync.WaitGroup
+	defer all.Wait()
+	defer cancel()
+	var next []*fetch
+	for i, d := range l.img.blobs {
+		for len(next) < fetches && i+len(next) < len(l.img.blobs) {
+			f := &fetch{ctx: ctx, b: l.img.open(ctx, l.img.blobs[i+len(next)]), pieces: make(chan []byte, aheadBytes/pieceBytes)}
+			all.Go(f.run)
+			next = append(next, f)
+		}
+		if err := writeHeader(w, blobName(d.Digest), d.Size); err != nil {
+			return err
+		}
+		for p := range next[0].pieces {
+			if _, err := w.Write(p); err != nil {
+				return err
+			}
+			l.sent.Add(int64(len(p)))
+			free(p)
+		}
+		if err := next[0].err; err != nil {
+			return err
+		}
+		next = next[1:]
 	}
-	b := l.img.open(ctx, d)
-	defer b.Close()
-	_, err := io.CopyBuffer(struct{ io.Writer }{w}, counted{b, &l.sent}, buf)
-	return err
+	return nil
 }
 
-// counted counts what goes by.
-type counted struct {
-	io.Reader
-	n *atomic.Int64
+const (
+	fetches    = 3 // blobs at once
+	pieceBytes = 256 << 10
+	aheadBytes = 8 << 20 // of each, that nobody has asked for yet
+)
+
+// fetch is a blob that is fetched before its turn.
+type fetch struct {
+	ctx    context.Context
+	b      *blob
+	pieces chan []byte
+	err    error // once pieces is closed
 }
 
-func (c counted) Read(p []byte) (int, error) {
-	n, err := c.Reader.Read(p)
-	c.n.Add(int64(n))
-	return n, err
+var pieces = sync.Pool{New: func() any { return new([pieceBytes]byte) }}
+
+func free(piece []byte) { pieces.Put((*[pieceBytes]byte)(piece[:pieceBytes])) }
+
+func (f *fetch) run() {
+	defer close(f.pieces)
+	defer f.b.Close()
+	for {
+		p := pieces.Get().(*[pieceBytes]byte)
+		n, err := io.ReadFull(f.b, p[:])
+		if n > 0 {
+			select {
+			case f.pieces <- p[:n]:
+			case <-f.ctx.Done():
+				f.err = context.Cause(f.ctx)
+				return
+			}
+		}
+		if err == io.EOF || err == io.ErrUnexpectedEOF {
+			return
+		} else if err != nil {
+			f.err = err
+			return
+		}
+	}
 }
 
 func blobName(h v1.Hash) string { return fmt.Sprintf("blobs/%s/%s", h.Algorithm, h.Hex) }

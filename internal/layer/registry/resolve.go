@@ -12,6 +12,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
@@ -37,8 +38,10 @@ type Image struct {
 // used by one goroutine at a time.
 type source struct {
 	mirror
-	repo   string
-	base   string       // of URLs
+	repo string
+
+	mu     sync.Mutex   // held while one fetch logs in for all
+	base   string       // of URLs; set with client, and not changed
 	client *http.Client // nil until the first use
 }
 
@@ -280,6 +283,8 @@ func (img *Image) read(doc []byte) error {
 
 // login makes the client of a source, with a token where the registry wants one.
 func (c *Client) login(ctx context.Context, img *Image, s *source) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if s.client != nil {
 		return nil
 	}
