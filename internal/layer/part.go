@@ -9,6 +9,8 @@ import (
 	"os"
 
 	"github.com/klauspost/compress/zstd"
+
+	"github.com/opendsec/dsec/internal/layer/blob"
 )
 
 // Parts are read in pieces, some of them at once: a store may take its time to
@@ -21,6 +23,7 @@ const (
 // partReader reads a part of a layer in order, of whatever size it is.
 type partReader struct {
 	s      *Store
+	blobs  blob.Store
 	ctx    context.Context //nolint:containedctx // of the reads
 	cancel context.CancelFunc
 	digest string
@@ -38,7 +41,7 @@ type piece struct {
 // openPart begins to read a part. The caller closes it. An error of a Read is the
 // store's, not_found where there is no such part.
 func (s *Store) openPart(ctx context.Context, digest, part string) *partReader {
-	r := &partReader{s: s, digest: digest, part: part, pieces: make(chan chan piece, piecesAhead)}
+	r := &partReader{s: s, blobs: s.blobs, digest: digest, part: part, pieces: make(chan chan piece, piecesAhead)}
 	r.ctx, r.cancel = context.WithCancel(ctx)
 	go r.fetch()
 	return r
@@ -56,7 +59,7 @@ func (r *partReader) fetch() {
 	if first <- p; !more {
 		return
 	}
-	info, err := r.s.blobs.Stat(r.ctx, blobKey(r.digest, r.part))
+	info, err := r.blobs.Stat(r.ctx, blobKey(r.digest, r.part))
 	if err != nil {
 		failed := make(chan piece, 1)
 		failed <- piece{err: err}
@@ -84,7 +87,7 @@ func (r *partReader) fetch() {
 // read reads one piece; more tells that it does not end the part.
 func (r *partReader) read(off, n int64) (p piece, more bool) {
 	b := make([]byte, n)
-	m, err := r.s.blobs.ReadAt(r.ctx, blobKey(r.digest, r.part), b, off)
+	m, err := r.blobs.ReadAt(r.ctx, blobKey(r.digest, r.part), b, off)
 	if err == io.EOF {
 		return piece{b: b[:m]}, false
 	}
