@@ -347,11 +347,20 @@ func (g *Group) CommandPIDs() (pids []int, err error) {
 	return pids, nil
 }
 
-// KillCommands kills what runs in the command groups, and not chronus.
+// KillCommands kills what runs in the command groups, and not chronus, nor what
+// begins in another of them once the first has heard of it.
 func (g *Group) KillCommands() error {
+	var run []string
 	var errs []error
 	for n := range g.CommandGroups() {
-		errs = append(errs, writeAt(g.tree.v2, g.name+g.commandDir()+"/"+strconv.Itoa(n)+"/cgroup.kill", "1"))
+		dir := g.name + g.commandDir() + "/" + strconv.Itoa(n)
+		populated, err := readKey(g.tree.v2, dir+"/cgroup.events", "populated")
+		if errs = append(errs, err); populated != 0 {
+			run = append(run, dir)
+		}
+	}
+	for _, dir := range run {
+		errs = append(errs, writeAt(g.tree.v2, dir+"/cgroup.kill", "1"))
 	}
 	return errors.Join(errs...)
 }
