@@ -31,10 +31,7 @@ func (s *Store) fetch(ctx context.Context, digest string) (*entry, error) {
 		if e := s.known(digest); e != nil { // since the caller looked
 			return e, nil
 		}
-		if err := s.fetchLayer(ctx, digest); err != nil {
-			return nil, err
-		}
-		return s.known(digest), nil
+		return s.fetchLayer(ctx, digest)
 	})
 	select {
 	case r := <-ch:
@@ -47,14 +44,14 @@ func (s *Store) fetch(ctx context.Context, digest string) (*entry, error) {
 	}
 }
 
-func (s *Store) fetchLayer(ctx context.Context, digest string) error {
+func (s *Store) fetchLayer(ctx context.Context, digest string) (*entry, error) {
 	meta, err := s.fetchManifest(ctx, digest)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	index, err := os.CreateTemp(s.tmp(), "index-*")
 	if err != nil {
-		return storeError("make index file", err)
+		return nil, storeError("make index file", err)
 	}
 	defer func() { _ = os.Remove(index.Name()); _ = index.Close() }()
 	var chunks []byte
@@ -62,11 +59,11 @@ func (s *Store) fetchLayer(ctx context.Context, digest string) error {
 	g.Go(func() (err error) { chunks, err = s.fetchChunks(ctx, meta); return })
 	g.Go(func() error { return s.fetchIndex(ctx, meta, index) })
 	if err := g.Wait(); err != nil {
-		return err
+		return nil, err
 	}
 	e := &entry{meta: meta}
 	e.check.Do(func() {}) // it was, just now
-	return s.addLocal(e, index, chunks)
+	return e, s.addLocal(e, index, chunks)
 }
 
 func (s *Store) fetchChunks(ctx context.Context, meta Meta) ([]byte, error) {
@@ -156,14 +153,8 @@ func (s *Store) verify(meta Meta) error {
 	if err != nil || meta.old != nil {
 		return err
 	}
-	chunks, err := os.ReadFile(s.file(meta.Digest, chunksExt))
-	if err != nil {
-		return err
-	}
-	if got := fmt.Sprintf("sha256:%x", sha256.Sum256(chunks)); got != meta.ChunksDigest {
-		return fmt.Errorf("the chunks' hashes have digest %s, want %s", got, meta.ChunksDigest)
-	}
-	return nil
+	_, err = s.chunkHashes(meta)
+	return err
 }
 
 // Open gives what a layer is mounted from, to whoever holds it: its EROFS image,

@@ -35,6 +35,8 @@ const maxBad = 64
 type scrubs struct {
 	path, temp string
 
+	writing sync.Mutex // held while the file is written: not mu, which creates wait for
+
 	mu     sync.Mutex
 	layers map[string]*scrubbed
 }
@@ -67,38 +69,49 @@ const scrubVersion = 1
 // change calls f with what is known of a layer, and writes all down if it says so.
 func (c *scrubs) change(digest string, f func(l *scrubbed) (write bool)) error {
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	l := c.layers[digest]
 	if l == nil {
 		l = &scrubbed{}
 	}
 	write := f(l)
-	if c.layers[digest] = l; !write {
+	c.layers[digest] = l
+	c.mu.Unlock()
+	if !write {
 		return nil
 	}
 	return c.write()
 }
 
-// write puts the file in the place of the one before, whole. c.mu is held.
+// write puts the file in the place of the one before, whole.
 func (c *scrubs) write() error {
+	c.writing.Lock()
+	defer c.writing.Unlock()
+	c.mu.Lock()
 	b, err := json.Marshal(scrubFile{scrubVersion, c.layers})
+	c.mu.Unlock()
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(c.temp, b, 0o600); err != nil {
+	if err = os.WriteFile(c.temp, b, 0o600); err == nil {
+		err = os.Rename(c.temp, c.path)
+	}
+	if err != nil {
 		return storeError("write down the scrub", err)
 	}
-	return os.Rename(c.temp, c.path)
+	return nil
 }
 
 // of is what is known of a layer.
 func (c *scrubs) of(digest string) scrubbed {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if l := c.layers[digest]; l != nil {
-		return scrubbed{l.Next, l.Passed, slices.Clone(l.Bad), l.Lost, l.Found}
+	l := c.layers[digest]
+	if l == nil {
+		return scrubbed{}
 	}
-	return scrubbed{}
+	known := *l
+	known.Bad = slices.Clone(l.Bad)
+	return known
 }
 
 // keep forgets all layers but those that are known, and those that are lost.

@@ -6,6 +6,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"errors"
+	"maps"
 	"slices"
 	"time"
 
@@ -164,6 +165,7 @@ func (c *scrubber) next() (Meta, bool) {
 		known[m.Digest] = true
 	}
 	c.s.scrubs.keep(known)
+	maps.DeleteFunc(c.failed, func(digest string, _ time.Time) bool { return !known[digest] })
 	due := slices.DeleteFunc(slices.Clone(metas), func(m Meta) bool {
 		l, failed := c.s.scrubs.of(m.Digest), c.failed[m.Digest]
 		// What is later than now was written by a clock that was put back.

@@ -55,7 +55,9 @@ func newTraces() *traces {
 }
 
 func (t *traces) close() {
+	t.mu.Lock() // no run begins after it
 	t.end()
+	t.mu.Unlock()
 	t.runs.Wait()
 }
 
@@ -121,7 +123,7 @@ func (s *Store) record(ctx context.Context, meta Meta, f LazyFile) (err error) {
 		}
 		before = read
 	}
-	if len(spans) == 0 {
+	if len(spans) == 0 || s.known(meta.Digest) == nil { // or it was removed
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, traceTimeout)

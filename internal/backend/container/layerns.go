@@ -324,13 +324,17 @@ func openDevice(name string, kind, major, minor uint32) (int, error) {
 
 // drop unmounts a layer. Containers that use it keep it: they have copies. The end
 // of a mount waits for what is read ahead from its store, for as long as that takes:
-// on a thread of its own, which the caller need not wait for.
-func (l *layerNS) drop(ctx context.Context, digest string) error {
+// on a thread of its own, which the caller need not wait for. gone is called when it
+// has ended, however late.
+func (l *layerNS) drop(ctx context.Context, digest string, gone func()) error {
 	done := make(chan error, 1)
 	hostos.OnThread(func() {
 		err := enter(l.pin)
 		if err == nil {
 			err = dropLayer(layerPath(digest))
+		}
+		if err == nil {
+			gone()
 		}
 		done <- err
 	})
@@ -342,8 +346,18 @@ func (l *layerNS) drop(ctx context.Context, digest string) error {
 	}
 }
 
+// dropLayer frees the path before the mount ends: whoever did not wait may have
+// mounted the layer there again by then.
 func dropLayer(path string) error {
-	if err := unix.Unmount(path, unix.MNT_DETACH); err != nil && err != unix.EINVAL && err != unix.ENOENT {
+	fd, err := unix.Open(path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err == unix.ENOENT {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	// The last descriptor waits for the end.
+	defer unix.Close(fd)
+	if err := unix.Unmount(path, unix.MNT_DETACH); err != nil && err != unix.EINVAL {
 		return err
 	}
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {

@@ -1,11 +1,15 @@
 package container
 
 import (
+	"context"
+	"errors"
 	"os"
+	"path/filepath"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/opendsec/dsec/internal/backend"
 	"github.com/opendsec/dsec/internal/testutil"
 )
 
@@ -28,4 +32,40 @@ func TestImageOnLoopDevice(t *testing.T) {
 	if st.Size != int64(len("the layer's bytes\n")*1000) {
 		t.Errorf("the file has %d bytes", st.Size)
 	}
+}
+
+// The end of a mount may wait for a store that does not answer. Whoever wants it
+// unmounted need not, and the layer is released when it has ended.
+func TestLayerIsReleasedLate(t *testing.T) {
+	testutil.Require(t, testutil.Root, testutil.EROFS)
+	dir := t.TempDir()
+	img := image(t, nil)
+	pin := filepath.Join(dir, "layers")
+	ns, err := openLayerNS(pin)
+	check(t, err)
+	defer func() {
+		ns.close()
+		check(t, unix.Unmount(pin, unix.MNT_DETACH))
+	}()
+	ls := newLayers(ns, dir, dir)
+	answers, released := make(chan struct{}), make(chan struct{})
+	late := img
+	late.Release = func() { <-answers; close(released) }
+	_, err = ls.hold(t.Context(), []backend.Layer{late})
+	check(t, err)
+	ls.release([]backend.Layer{late})
+	given, giveUp := context.WithCancel(t.Context())
+	giveUp()
+	if err := ls.drop(given, img.Digest); !errors.Is(err, context.Canceled) {
+		t.Fatalf("a drop that was given up: %v", err)
+	}
+	close(answers)
+	<-released
+	img.Release = nil
+	l, err := ls.hold(t.Context(), []backend.Layer{img})
+	check(t, err)
+	var st unix.Stat_t
+	check(t, unix.Fstatat(l.fds[0], "etc/shared", &st, 0))
+	ls.release([]backend.Layer{img})
+	check(t, ls.drop(t.Context(), img.Digest))
 }

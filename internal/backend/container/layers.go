@@ -210,9 +210,22 @@ func (s *layers) forget(digests []string) (forgotten []*layer) {
 // unmount unmounts a layer that was forgotten; nil is one that an earlier process
 // had mounted.
 func (s *layers) unmount(ctx context.Context, digest string, l *layer) error {
-	err := s.ns.drop(ctx, digest)
-	if err == nil && l != nil && l.unmounted != nil {
-		l.unmounted()
+	gone := func() {
+		s.mu.Lock()
+		again := s.byName[digest] != nil // it is released when that goes
+		s.mu.Unlock()
+		if !again && l != nil && l.unmounted != nil {
+			l.unmounted()
+		}
+	}
+	dropped := false
+	// Not while it is mounted again, which would take what is there for its own.
+	_, err, _ := s.flight.Do(digest, func() (any, error) {
+		dropped = true
+		return nil, s.ns.drop(ctx, digest, gone)
+	})
+	if err == nil && !dropped {
+		err = dsec.Errorf(dsec.CodeConflict, "layer %s is being mounted again", digest)
 	}
 	return err
 }

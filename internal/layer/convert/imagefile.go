@@ -2,6 +2,7 @@ package convert
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -207,7 +208,7 @@ func (w *imageFile) compact(live []*inode) error {
 	if err := w.sync(); err != nil {
 		return err
 	}
-	slices.SortFunc(live, func(a, b *inode) int { return int(a.off/blockSize - b.off/blockSize) })
+	slices.SortFunc(live, func(a, b *inode) int { return cmp.Compare(a.off, b.off) })
 	end := int64(blockSize)
 	buf := make([]byte, imageBuffer)
 	for _, n := range live {

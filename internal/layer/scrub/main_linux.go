@@ -47,14 +47,14 @@ func Main() error {
 
 // humble puts this process behind all others, and takes from it what it does not
 // need: all capabilities but the one for a store whose files are others', and, where
-// the kernel has Landlock, writing.
+// the kernel has Landlock, all but reading files.
 func humble() error {
 	if err := unix.Setpriority(unix.PRIO_PROCESS, 0, 19); err != nil {
 		return fmt.Errorf("priority: %w", err)
 	}
 	const idleClass, ofProcess = 3 << 13, 1
 	_, _, _ = unix.Syscall(unix.SYS_IOPRIO_SET, ofProcess, 0, idleClass) // where the disk's scheduler knows it
-	if err := landlock.V11.BestEffort().RestrictPaths(landlock.RODirs("/")); err != nil {
+	if err := landlock.V11.BestEffort().Restrict(landlock.PathAccess(unix.LANDLOCK_ACCESS_FS_READ_FILE, "/")); err != nil {
 		return fmt.Errorf("landlock: %w", err)
 	}
 	return hostos.KeepCapabilities(1 << unix.CAP_DAC_READ_SEARCH)
