@@ -107,7 +107,7 @@ func (s *Store) publish(ctx context.Context, image *os.File, meta Meta) (Meta, e
 		return Meta{}, err
 	}
 	meta.ChunkSize = chunkSize
-	chunks, err := hashChunks(image, meta.DataSize)
+	chunks, err := hashChunks(ctx, image, nextData(image), meta.DataSize)
 	if err != nil {
 		return Meta{}, err
 	}

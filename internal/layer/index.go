@@ -2,16 +2,19 @@ package layer
 
 import (
 	"bytes"
+	"context"
 	"crypto/sha256"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"hash"
 	"io"
+	"math"
 	"os"
 	"runtime"
 
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
 )
 
 // An image is made of three parts: its first block, with the superblock; the
@@ -178,8 +181,13 @@ func digestIndex(f io.ReaderAt, size int64) (digest string, n int64, err error) 
 // in an environment moves 7 % of it, at 512 KiB 8 %, at 32 KiB 6.4 % in twice the time.
 const chunkSize = 128 << 10
 
+// zeroChunk is the SHA-256 of a chunk of zeros.
+var zeroChunk = sha256.Sum256(make([]byte, chunkSize))
+
 // hashChunks gives the SHA-256 of each chunk of size bytes of data, one after another.
-func hashChunks(data io.ReaderAt, size int64) ([]byte, error) {
+// nextData tells where, at or behind off, data has bytes that may be other than zeros:
+// an archive of 2 KiB can be a file of 32 GiB, of which nothing needs to be read.
+func hashChunks(ctx context.Context, data io.ReaderAt, nextData func(off int64) int64, size int64) ([]byte, error) {
 	chunks := (size + chunkSize - 1) / chunkSize
 	hashes := make([]byte, chunks*sha256.Size)
 	var g errgroup.Group
@@ -188,18 +196,43 @@ func hashChunks(data io.ReaderAt, size int64) ([]byte, error) {
 	for from := int64(0); from < chunks; from += each {
 		g.Go(func() error {
 			buf := make([]byte, chunkSize)
+			next := int64(-1) // no hole is known
 			for c := from; c < min(from+each, chunks); c++ {
-				b := buf[:min(chunkSize, size-c*chunkSize)]
-				if _, err := data.ReadAt(b, c*chunkSize); err != nil {
-					return fmt.Errorf("hash data: %w", err)
+				if ctx.Err() != nil {
+					return canceled(ctx)
 				}
-				sum := sha256.Sum256(b)
+				off, end := c*chunkSize, (c+1)*chunkSize
+				if next < off {
+					next = nextData(off)
+				}
+				sum := zeroChunk
+				if next < end || end > size {
+					b := buf[:min(chunkSize, size-off)]
+					if _, err := data.ReadAt(b, off); err != nil {
+						return fmt.Errorf("hash data: %w", err)
+					}
+					sum = sha256.Sum256(b)
+				}
 				copy(hashes[c*sha256.Size:], sum[:])
 			}
 			return nil
 		})
 	}
 	return hashes, g.Wait()
+}
+
+// nextData is hashChunks' of a file: where its file system has no hole.
+func nextData(f *os.File) func(off int64) int64 {
+	return func(off int64) int64 {
+		next, err := unix.Seek(int(f.Fd()), off, unix.SEEK_DATA)
+		switch {
+		case err == unix.ENXIO: // nothing but a hole up to the end
+			return math.MaxInt64
+		case err != nil: // not of this file system
+			return off
+		}
+		return next
+	}
 }
 
 type onlyWriter struct{ io.Writer }
