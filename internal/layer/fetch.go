@@ -98,7 +98,8 @@ func (s *Store) fetchManifest(ctx context.Context, digest string) (Meta, error) 
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
 		doc, err := s.readPart(ctx, digest, partAbout, metaBytes)
-		if err == nil && json.Unmarshal(doc, &about) != nil || notFound(err) {
+		damaged := err != nil && dsec.CodeOf(err) == dsec.CodeInternal
+		if err == nil && json.Unmarshal(doc, &about) != nil || damaged || notFound(err) {
 			about = About{} // nothing depends on it
 			return nil
 		}
@@ -128,7 +129,7 @@ func notFound(err error) bool { return err != nil && dsec.CodeOf(err) == dsec.Co
 // corrupt is the error of a store that does not hold what it was given.
 func (s *Store) corrupt(digest, part string, err error) error {
 	s.opt.Logger.Error("layer is damaged in the store", "digest", digest, "part", part, "error", err)
-	return &dsec.Error{Code: dsec.CodeInternal, Message: "layer " + digest + " is damaged in the layer store: its " + part, Err: err}
+	return &dsec.Error{Code: dsec.CodeInternal, Field: "layers", Message: "layer " + digest + " is damaged in the layer store: its " + part, Err: err}
 }
 
 // verify checks what this node has of a layer against its metadata: the index,

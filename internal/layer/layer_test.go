@@ -324,6 +324,30 @@ func TestDamage(t *testing.T) {
 	}
 }
 
+// What tells where a layer came from may be anything: nothing depends on it.
+func TestDamagedAbout(t *testing.T) {
+	for name, b := range map[string][]byte{"missing": nil, "torn": []byte("{"), "huge": make([]byte, metaBytes+1)} {
+		dir := t.TempDir()
+		s := openStoreIn(t, dir, Options{})
+		meta := build(t, s, "content")
+		key := blobKey(meta.Digest, partAbout)
+		err := s.blobs.Delete(t.Context(), key)
+		if err == nil && b != nil {
+			err = s.blobs.Put(t.Context(), key, bytes.NewReader(b), int64(len(b)))
+		}
+		if err = errors.Join(err, s.Close(), os.RemoveAll(filepath.Join(dir, "local"))); err != nil {
+			t.Fatal(err)
+		}
+		s = openStoreIn(t, dir, Options{})
+		release, err := s.Hold(t.Context(), meta.Digest)
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		release()
+	}
+}
+
 // What this node cannot read of the store can be removed from it.
 func TestRemoveOfADamagedLayer(t *testing.T) {
 	dir := t.TempDir()

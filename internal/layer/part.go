@@ -152,12 +152,17 @@ func (s *Store) packIndex(index io.Reader) (f *os.File, size int64, err error) {
 // packWindow is how far a packed index refers back: how much of it a reader keeps.
 const packWindow = 1 << 20
 
+// packedMost is how large an index of n bytes is at most when it is packed: zstd stores
+// what it cannot make smaller, with three bytes for each block of at most 128 KiB.
+func packedMost(n int64) int64 { return n + n>>10 + 4096 }
+
 // readIndexPart calls f with the index of a layer in the store, of n bytes. An
 // error of f means that it is corrupt, unless the store has one or the local disk.
 func (s *Store) readIndexPart(ctx context.Context, digest string, n int64, f func(io.Reader) error) error {
 	r := s.openPart(ctx, digest, partPacked)
 	defer r.Close()
-	zr, err := zstd.NewReader(r, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(packWindow))
+	// Frames may be empty, so that any number of bytes unpacks to none.
+	zr, err := zstd.NewReader(io.LimitReader(r, packedMost(n)), zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(packWindow))
 	if err == nil {
 		err = f(io.LimitReader(zr, n))
 		zr.Close()

@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
 
 	"github.com/opendsec/dsec"
@@ -119,6 +120,67 @@ func TestIndexThatIsNotPacked(t *testing.T) {
 		t.Error(err)
 	}
 	wantFiles(t, s)
+}
+
+// A packed index may hold any number of frames of nothing: no more of it is read than
+// an index of that size takes.
+func TestIndexOfEmptyFrames(t *testing.T) {
+	s := openStore(t, Options{})
+	digest := digestOf([]byte("b"))
+	empty := bytes.Repeat([]byte("\x50\x2a\x4d\x18\x00\x00\x00\x00"), 4<<20) // skippable frames
+	if err := s.blobs.Put(t.Context(), blobKey(digest, partPacked), bytes.NewReader(empty), int64(len(empty))); err != nil {
+		t.Fatal(err)
+	}
+	counted := &counting{Store: s.blobs}
+	s.blobs = counted
+	err := s.readIndexPart(t.Context(), digest, 8192, func(r io.Reader) error {
+		_, err := io.ReadFull(r, make([]byte, 8192))
+		return err
+	})
+	wantCode(t, err, dsec.CodeInternal)
+	if n := counted.n.Load(); n > (piecesAhead+3)*pieceSize {
+		t.Errorf("%d bytes of %d were read for an index of 8 KiB", n, len(empty))
+	}
+}
+
+// counting counts the bytes that are read.
+type counting struct {
+	blob.Store
+	n atomic.Int64
+}
+
+func (c *counting) ReadAt(ctx context.Context, key string, p []byte, off int64) (int, error) {
+	n, err := c.Store.ReadAt(ctx, key, p, off)
+	c.n.Add(int64(n))
+	return n, err
+}
+
+// The largest index that packing makes is read: zstd stores what has no pattern.
+func TestIndexThatDoesNotPack(t *testing.T) {
+	s := openStore(t, Options{})
+	for _, n := range []int{1, 4096, 1<<20 + 1, 5<<20 + 7} {
+		want := make([]byte, n)
+		_, _ = rand.NewChaCha8([32]byte{1}).Read(want)
+		f, size, err := s.packIndex(bytes.NewReader(want))
+		if err != nil {
+			t.Fatal(err)
+		}
+		digest := digestOf(want)
+		err = errors.Join(s.blobs.Put(t.Context(), blobKey(digest, partPacked), io.NewSectionReader(f, 0, size), size), f.Close())
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = s.readIndexPart(t.Context(), digest, int64(n), func(r io.Reader) error {
+			got, err := io.ReadAll(r)
+			if err == nil && !bytes.Equal(got, want) {
+				err = errors.New("other bytes")
+			}
+			return err
+		})
+		if err != nil {
+			t.Errorf("%d bytes, packed %d: %v", n, size, err)
+		}
+	}
 }
 
 func digestOf(b []byte) string { return fmt.Sprintf("sha256:%x", sha256.Sum256(b)) }

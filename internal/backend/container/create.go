@@ -278,7 +278,8 @@ func newProgram() (*program, error) {
 
 // typed makes err one that a user may see. Where the message of an error holds
 // the text of its cause, which has the kernel's words and the host's paths, the
-// user gets the code and the field alone; the rest is for the log.
+// user gets the code and the field alone; the rest is for the log. So it is with an
+// internal one, unless it names what was asked for and cannot be had.
 func typed(err error) error {
 	const message = "the container could not be made"
 	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
@@ -288,7 +289,7 @@ func typed(err error) error {
 	switch {
 	case !errors.As(err, &e):
 		return &dsec.Error{Code: dsec.CodeInternal, Message: message, Err: err}
-	case e.Code == dsec.CodeInternal || e.Err != nil && strings.Contains(e.Message, e.Err.Error()):
+	case e.Code == dsec.CodeInternal && e.Field == "" || e.Err != nil && strings.Contains(e.Message, e.Err.Error()):
 		return &dsec.Error{Code: e.Code, Field: e.Field, Message: message, Err: err}
 	}
 	return err

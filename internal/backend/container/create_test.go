@@ -24,7 +24,9 @@ func TestErrorsOfACreateTellNothingOfTheHost(t *testing.T) {
 		{kernel, dsec.CodeInternal, "", false},
 		{dsec.Errorf(dsec.CodeUnsupported, "cgroup: memory cannot be turned on: %w", kernel), dsec.CodeUnsupported, "", false},
 		{fmt.Errorf("root: %w", dsec.Errorf(dsec.CodeInternal, "made of %w", kernel)), dsec.CodeInternal, "", false},
-		{&dsec.Error{Code: dsec.CodeInternal, Field: "layers", Message: "the image cannot be mounted", Err: kernel}, dsec.CodeInternal, "layers", false},
+		{&dsec.Error{Code: dsec.CodeInternal, Field: "layers", Message: "the image cannot be mounted", Err: kernel}, dsec.CodeInternal, "layers", true},
+		{&dsec.Error{Code: dsec.CodeInternal, Field: "layers", Message: "of " + kernel.Error(), Err: kernel}, dsec.CodeInternal, "layers", false},
+		{&dsec.Error{Code: dsec.CodeInternal, Message: "the image cannot be mounted", Err: kernel}, dsec.CodeInternal, "", false},
 		{&dsec.Error{Code: dsec.CodeExhausted, Field: "limits.disk_bytes", Message: "no room", Err: kernel}, dsec.CodeExhausted, "limits.disk_bytes", true},
 		{dsec.Invalid("layers", "want 1"), dsec.CodeInvalid, "layers", true},
 	} {
