@@ -345,6 +345,10 @@ func TestImportThatRacesARemovalFails(t *testing.T) {
 	if err != nil || unnamed {
 		t.Errorf("after set: %v, %v", unnamed, err)
 	}
+	// Nothing was dropped, so an import that was under way gets its name, also at once.
+	if err := names.set(t.Context(), "a", "y:latest", layer, began); err != nil {
+		t.Errorf("set while another name is taken away: %v", err)
+	}
 	done()
 }
 

@@ -147,6 +147,11 @@ func (l *layerNames) remove(ctx context.Context, project, name string) error {
 // it before the marks, and is seen here, or sees one of them and fails; so does one
 // that begins before done.
 func (l *layerNames) dropping(ctx context.Context, digest string) (unnamed bool, done func(), err error) {
+	// One that has a name is left alone, without marks by which an import of it would
+	// fail. Whoever takes its last name comes here after that.
+	if named, err := l.named(ctx, digest); err != nil || named {
+		return false, func() {}, err
+	}
 	now := time.Now().UTC()
 	if _, err := store.PutFor(ctx, l.store, droppingPrefix+digest, now, droppingFor); err != nil {
 		return false, nil, err
@@ -160,17 +165,26 @@ func (l *layerNames) dropping(ctx context.Context, digest string) (unnamed bool,
 		done()
 		return false, nil, err
 	}
-	tags, err := store.List[tag](ctx, l.store, tagPrefix)
+	named, err := l.named(ctx, digest)
 	if err != nil {
 		done()
 		return false, nil, err
 	}
+	return !named, done, nil
+}
+
+// named reports whether any project has a name for a layer.
+func (l *layerNames) named(ctx context.Context, digest string) (bool, error) {
+	tags, err := store.List[tag](ctx, l.store, tagPrefix)
+	if err != nil {
+		return false, err
+	}
 	for _, t := range tags {
 		if t.Digest == digest {
-			return false, done, nil
+			return true, nil
 		}
 	}
-	return true, done, nil
+	return false, nil
 }
 
 // names are those that a project has for a layer, sorted.

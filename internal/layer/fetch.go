@@ -196,7 +196,7 @@ func (s *Store) openData(ctx context.Context, meta Meta) (f *os.File, onRead boo
 	key := blobKey(meta.Digest, partData)
 	if direct := s.direct(); direct != nil {
 		f, err := direct.Open(key)
-		if notFound(err) {
+		if notFound(err) || err != nil && dsec.CodeOf(err) == dsec.CodeInternal { // such as a link in its place
 			return nil, false, s.corrupt(meta.Digest, partData, err)
 		} else if err != nil {
 			return nil, false, err

@@ -14,6 +14,8 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/layer/scrub"
 	"github.com/opendsec/dsec/internal/testutil"
@@ -321,6 +323,28 @@ func TestDamage(t *testing.T) {
 				t.Error(err)
 			}
 		})
+	}
+}
+
+// A user is told which layer it is whose data are not a file in the store.
+func TestDataThatAreNoFile(t *testing.T) {
+	dir := t.TempDir()
+	s := openStoreIn(t, dir, Options{})
+	meta := build(t, s, strings.Repeat("content", 2000))
+	data := filepath.Join(dir, ofLayer(meta)[2])
+	for name, put := range map[string]func() error{
+		"nothing": func() error { return nil },
+		"link":    func() error { return os.Symlink("/etc/passwd", data) },
+		"pipe":    func() error { return unix.Mkfifo(data, 0o600) },
+	} {
+		if err := errors.Join(os.RemoveAll(data), put()); err != nil {
+			t.Fatal(err)
+		}
+		_, _, err := s.Open(t.Context(), meta.Digest)
+		wantCode(t, err, dsec.CodeInternal)
+		if e, ok := errors.AsType[*dsec.Error](err); !ok || e.Field != "layers" || !strings.Contains(e.Message, meta.Digest) {
+			t.Errorf("%s: %v, want it to name the layer", name, err)
+		}
 	}
 }
 
