@@ -116,7 +116,7 @@ func (s *layerStore) waitTraces(ctx context.Context, n int) error {
 	defer cancel()
 	for {
 		found := 0
-		err := filepath.WalkDir(s.dir, func(path string, d fs.DirEntry, err error) error {
+		err := filepath.WalkDir(s.dir, func(_ string, d fs.DirEntry, err error) error {
 			if err == nil && d.Name() == "trace" {
 				found++
 			}

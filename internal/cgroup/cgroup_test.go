@@ -172,6 +172,24 @@ func TestKillCommandsSparesChronus(t *testing.T) {
 	if err := init.Process.Signal(syscall.Signal(0)); err != nil {
 		t.Errorf("chronus: %v, want alive", err)
 	}
+	// What begins in the groups afterwards lives.
+	for _, c := range commands {
+		cmd := in(c, exec.Command("/bin/echo", "here"))
+		if out, err := output(t, cmd); out != "here\n" || err != nil {
+			t.Errorf("a command afterwards: %q, %v", out, err)
+		}
+	}
+	// A crash in the middle leaves a group frozen; whoever takes over thaws it.
+	frozen := g.name + g.commandDir() + "/0/cgroup.freeze"
+	if err := writeAt(tree.v2, frozen, "1"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tree.Attach(g.Name(), idA, -1, small); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := readInt(tree.v2, frozen); n != 0 || err != nil {
+		t.Errorf("frozen: %d, %v", n, err)
+	}
 }
 
 func TestKillGetsEveryDescendantOfOneCommandOrOfAll(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"strconv"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -167,6 +168,16 @@ func start(t testing.TB, cmd *exec.Cmd) *exec.Cmd {
 		}
 	})
 	return cmd
+}
+
+// output runs cmd, which in gave, to its end.
+func output(t testing.TB, cmd *exec.Cmd) (string, error) {
+	t.Helper()
+	var out strings.Builder
+	cmd.Stdout = &out
+	start(t, cmd)
+	err := cmd.Wait()
+	return out.String(), err
 }
 
 // chronus runs a process where chronus lives: in the group, outside its limits.

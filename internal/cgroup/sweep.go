@@ -68,6 +68,7 @@ func (t *Tree) Attach(name string, id dsec.SandboxID, owner int, limits dsec.Lim
 		if unix.Faccessat(at, dir, unix.F_OK, 0) != nil {
 			return g, nil
 		}
+		_ = writeAt(t.v2, dir+"/cgroup.freeze", "0") // see KillCommands; a half made one has no such file
 		g.commands++
 	}
 }
