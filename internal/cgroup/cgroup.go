@@ -19,7 +19,6 @@
 //	          memory  <name>/<group>/<n>             commands
 //	          pids    <name>/<group>                 commands; the limit
 //	          cpu     <name>/<group>                 commands, the files' server; the limit
-//	          cpuset, cpuacct  <name>                nothing; to be seen
 //
 // Cost decides how a process gets in. Moving a process by cgroup.procs takes a
 // lock that waits for an RCU grace period unless another move was just made:
@@ -58,11 +57,6 @@ import (
 // controllers are those that the limits need.
 var controllers = []string{"memory", "pids", "cpu"}
 
-// shown are those that a JVM looks for on v1 as well: where it does not find all,
-// it believes that it has the whole host's memory, and is killed once its heap is
-// larger than the limit. No process is ever in the directories that it is shown.
-var shown = []string{"cpuset", "cpuacct"}
-
 // Options configure a Tree.
 type Options struct {
 	// Name of the tree's directory at the top of each hierarchy; it may have
@@ -87,7 +81,6 @@ type Tree struct {
 	layout Layout
 	v2     int            // descriptor of <mount>/<name>
 	v1     map[string]int // the same of memory, pids and cpu; empty if Unified
-	shown  map[string]int // the same of Layout.Shown
 
 	prefix string      // of the names of groups that this Tree made
 	ready  chan *Group // the pool
@@ -112,7 +105,7 @@ func Open(opts Options) (*Tree, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := &Tree{opts: opts, layout: layout, v2: -1, v1: map[string]int{}, shown: map[string]int{}, prefix: "g" + randomName(6)}
+	t := &Tree{opts: opts, layout: layout, v2: -1, v1: map[string]int{}, prefix: "g" + randomName(6)}
 	if err := t.makeRoots(); err != nil {
 		t.closeRoots()
 		return nil, err
@@ -161,21 +154,14 @@ func (t *Tree) makeRoots() error {
 	if err := unix.Faccessat(t.v2, "cgroup.kill", unix.W_OK, 0); err != nil {
 		return dsec.Errorf(dsec.CodeUnsupported, "cgroup: cgroup.kill is missing, want Linux 5.14 or later")
 	}
-	return errors.Join(t.makeV1(t.layout.V1, t.v1), t.makeV1(t.layout.Shown, t.shown))
-}
-
-// makeV1 makes the tree's directory at each of the mount points.
-func (t *Tree) makeV1(mounts map[string]string, opened map[string]int) error {
-	for name, mount := range mounts {
+	for name, mount := range t.layout.V1 {
 		dir := filepath.Join(mount, t.opts.Name)
 		if err := mkdir(dir); err != nil {
 			return err
 		}
-		fd, err := openDir(dir)
-		if err != nil {
+		if t.v1[name], err = openDir(dir); err != nil {
 			return err
 		}
-		opened[name] = fd
 	}
 	return nil
 }
@@ -238,10 +224,7 @@ func (t *Tree) closeRoots() {
 	for _, fd := range t.v1 {
 		_ = unix.Close(fd)
 	}
-	for _, fd := range t.shown {
-		_ = unix.Close(fd)
-	}
-	t.v2, t.v1, t.shown = -1, nil, nil
+	t.v2, t.v1 = -1, nil
 }
 
 // Destroy removes the tree's directories. It fails while a group is left.
@@ -250,8 +233,7 @@ func (t *Tree) Destroy() error {
 	if t.layout.Unified {
 		_ = os.Remove(filepath.Join(t.layout.V2, t.opts.Name, launcherDir))
 	}
-	mounts := slices.AppendSeq(slices.Collect(maps.Values(t.layout.V1)), maps.Values(t.layout.Shown))
-	for _, mount := range append(mounts, t.layout.V2) {
+	for _, mount := range append(slices.Collect(maps.Values(t.layout.V1)), t.layout.V2) {
 		if err := unix.Rmdir(filepath.Join(mount, t.opts.Name)); err != nil && err != unix.ENOENT {
 			errs = append(errs, fmt.Errorf("cgroup %s: %w", filepath.Join(mount, t.opts.Name), err))
 		}

@@ -281,26 +281,15 @@ func (g *Group) Dirs() ([]Dir, error) {
 		return []Dir{{Path: ".", FD: fd}}, nil
 	}
 	var dirs []Dir
-	open := func(controller string, at int, name string) error {
-		fd, err := unix.Openat(at, name, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	for _, c := range controllers {
+		fd, err := unix.Openat(g.tree.v1[c], g.name, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 		if err != nil {
 			for _, d := range dirs {
 				_ = unix.Close(d.FD)
 			}
-			return fmt.Errorf("cgroup %s/%s: %w", controller, name, err)
+			return nil, fmt.Errorf("cgroup %s/%s: %w", c, g.name, err)
 		}
-		dirs = append(dirs, Dir{Path: controller, FD: fd})
-		return nil
-	}
-	for _, c := range controllers {
-		if err := open(c, g.tree.v1[c], g.name); err != nil {
-			return nil, err
-		}
-	}
-	for c, at := range g.tree.shown {
-		if err := open(c, at, "."); err != nil {
-			return nil, err
-		}
+		dirs = append(dirs, Dir{Path: c, FD: fd})
 	}
 	return dirs, nil
 }

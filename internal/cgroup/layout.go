@@ -19,9 +19,6 @@ type Layout struct {
 	Unified bool
 	// V1 has the mount points of memory, pids and cpu where they are on v1.
 	V1 map[string]string
-	// Shown has the mount points of hierarchies that limit nothing here, and that
-	// programs want to see beside the limits on v1: see shown.
-	Shown map[string]string
 	// NSDelegate tells that V2 was mounted with this option.
 	NSDelegate bool
 }
@@ -69,16 +66,6 @@ func (l Layout) place(onV2 []string, v1 map[string]string) (Layout, error) {
 		l.Unified = true
 		return l, nil
 	case len(l.V1) == len(controllers):
-		used := slices.Collect(maps.Values(l.V1))
-		for _, c := range shown {
-			if m, ok := v1[c]; ok && !slices.Contains(used, m) {
-				if l.Shown == nil {
-					l.Shown = map[string]string{}
-				}
-				l.Shown[c] = m
-				used = append(used, m)
-			}
-		}
 		return l, nil
 	}
 	return l, dsec.Errorf(dsec.CodeUnsupported,
@@ -104,7 +91,7 @@ func parseMounts(mounts string) (l Layout, v1 map[string]string) {
 			}
 		case "cgroup":
 			for _, o := range options {
-				if (slices.Contains(controllers, o) || slices.Contains(shown, o)) && v1[o] == "" {
+				if slices.Contains(controllers, o) && v1[o] == "" {
 					v1[o] = point
 				}
 			}

@@ -29,11 +29,6 @@ func TestPlaceDecidesFromTheMounts(t *testing.T) {
 			on:   []string{"hugetlb"},
 			want: Layout{V2: "/c/unified", V1: v1},
 		},
-		"hybrid, each of its own": {
-			mounts: "c /c/cpuset cgroup rw,cpuset 0 0\nc /c/cpu cgroup rw,cpu 0 0\nc /c/acct cgroup rw,cpuacct 0 0\nc /c/freezer cgroup rw,freezer 0 0\n" +
-				"c /c/memory cgroup rw,memory 0 0\nc /c/pids cgroup rw,pids 0 0\ncgroup2 /c/unified cgroup2 rw 0 0\n",
-			want: Layout{V2: "/c/unified", V1: v1, Shown: map[string]string{"cpuset": "/c/cpuset", "cpuacct": "/c/acct"}},
-		},
 		"unified, quick to join": {
 			mounts: "cgroup2 /sys/fs/cgroup cgroup2 rw,nsdelegate,favordynmods 0 0\n",
 			on:     controllers,

@@ -219,10 +219,8 @@ func New(config Config) (_ *Backend, err error) {
 // cgroupMounts are the mount points of a sandbox's cgroups, below /sys.
 func (b *Backend) cgroupMounts() []string {
 	var dirs []string
-	for _, hierarchies := range []map[string]string{b.tree.Layout().V1, b.tree.Layout().Shown} {
-		for controller := range hierarchies {
-			dirs = append(dirs, "fs/cgroup/"+controller)
-		}
+	for controller := range b.tree.Layout().V1 {
+		dirs = append(dirs, "fs/cgroup/"+controller)
 	}
 	return dirs
 }

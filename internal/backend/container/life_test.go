@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -16,7 +15,6 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/backend"
-	"github.com/opendsec/dsec/internal/cgroup"
 	"github.com/opendsec/dsec/internal/chronusapi"
 )
 
@@ -75,31 +73,6 @@ func TestWhatProgramsSee(t *testing.T) {
 	} {
 		if o := s.sh(script); strings.TrimSuffix(o.out, "\n") != want {
 			t.Errorf("%s: have %q, want %q", script, o.out, want)
-		}
-	}
-}
-
-// A JVM believes in its limits only where all that it looks for on v1 is mounted.
-// What it is shown for that has no process, and tells nothing of the host's.
-func TestRuntimesFindTheirLimits(t *testing.T) {
-	s := newHost(t, nil).create()
-	mounts := s.sh("sed -n 's/.* - cgroup2* //p' /proc/self/mountinfo").out
-	l, err := cgroup.Detect()
-	check(t, err)
-	if l.Unified {
-		if o := s.sh("cat /sys/fs/cgroup/memory.max"); o.out != "134217728\n" {
-			t.Errorf("memory.max: %q", o.out)
-		}
-		return
-	}
-	for _, c := range []string{"memory", "cpu", "cpuacct", "cpuset"} {
-		if !regexp.MustCompile(`(?m)^\S+ (\S+,)?` + c + `(,|$)`).MatchString(mounts) {
-			t.Errorf("no %s in\n%s", c, mounts)
-		}
-	}
-	for c := range l.Shown {
-		if o := s.sh("cd /sys/fs/cgroup/" + c + " && cat cgroup.procs tasks cpuset.cpus cpuset.mems cpuacct.usage 2>/dev/null; ls -d */ 2>/dev/null; mkdir x 2>/dev/null; true"); strings.Trim(o.out, "0\n") != "" {
-			t.Errorf("%s: %q", c, o.out)
 		}
 	}
 }
