@@ -78,12 +78,15 @@ func traced(ctx context.Context, b *bench) (rows []measure.Row, err error) {
 	if err := n.loadVariants(ctx, b.tree, 0, 2*b.rounds); err != nil {
 		return nil, err
 	}
-	for i := range b.rounds { // every other one is seen, and so gets a trace
+	if err := kill(n.create(ctx, small, smallLayer)); err != nil { // gets a trace in any case
+		return nil, err
+	}
+	for i := range b.rounds { // every other one is seen, and so gets one too
 		if err := kill(n.first(ctx, variantName(2*i+1))); err != nil {
 			return nil, err
 		}
 	}
-	if err := st.waitTraces(ctx, b.rounds+1); err != nil { // busybox has one too
+	if err := st.waitTraces(ctx, b.rounds+1); err != nil {
 		return nil, err
 	}
 	// Nodes that only look on note nothing.
