@@ -61,12 +61,12 @@ type check struct {
 
 func checks() []check {
 	return []check{
-		{"kernel", Required, kernel, "install Linux 6.1 or later; 6.12 mounts layers without loop devices, 6.14 fills them on first touch"},
+		{"kernel", Required, kernel, "install Linux 6.1 or later; 6.14 fills layers on first touch"},
 		{"privileges", Required, privileges, "run dsec as root"},
 		{"user namespaces", Required, userns, "sysctl -w user.max_user_namespaces=65536; sysctl -w kernel.unprivileged_userns_clone=1 where that exists"},
 		{"overlay", Required, filesystem("overlay"), "modprobe overlay"},
 		{"erofs", Required, filesystem("erofs"), "modprobe erofs"},
-		{"erofs from files", Recommended, erofsFromFile, "install Linux 6.12 or later; without, each layer takes a loop device"},
+		{"erofs from files", Recommended, erofsFromFile, "install Linux 6.12 or later; without, layers of one file take loop devices too"},
 		{"cgroups", Required, cgroups, "mount cgroup v2 with memory, pids and cpu: systemd.unified_cgroup_hierarchy=1 on the kernel command line"},
 		{"disk limits", Required, disks, "turn project quotas on for the data directory's file system, or apt-get install btrfs-progs (Linux 6.7 or later), or e2fsprogs"},
 		{"disk space", Recommended, diskSpace, "end sandboxes, free space on the data directory's file system, or raise container.disk_image_max_bytes: commands that run while the disk is full have no outcome"},
@@ -227,7 +227,7 @@ func erofsFromFile(_ context.Context, o Options) (string, error) {
 	if err := unix.FsconfigCreate(fd); errors.Is(err, unix.ENOTBLK) {
 		return "", errors.New("the kernel wants a block device")
 	}
-	return "layers are mounted straight from their files", nil
+	return "what is filled when it is read, and layers of one file, are mounted without loop devices", nil
 }
 
 // above is the nearest existing directory at or above dir.

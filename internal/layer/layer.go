@@ -13,7 +13,7 @@
 //	store, err := layer.Open(dir, layer.Options{})
 //	meta, findings, err := store.Build(ctx, layer.BuildOptions{}, archive) // durable when it returns
 //	release, err := store.Hold(ctx, meta.Digest)  // not removed until released
-//	devices, err := store.Open(ctx, meta.Digest) // to mount
+//	devices, onRead, err := store.Open(ctx, meta.Digest) // to mount
 //	release()
 //	err = store.Remove(ctx, meta.Digest)
 //

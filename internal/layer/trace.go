@@ -70,7 +70,7 @@ func (s *Store) follow(meta Meta, f LazyFile) {
 	if s.opt.TraceFor == 0 || t.busy[meta.Digest] || t.ctx.Err() != nil {
 		return
 	}
-	t.busy[meta.Digest] = true
+	t.busy[meta.Digest] = true // a layer is opened anew while its trace is still made
 	t.runs.Go(func() {
 		err := s.followOne(t.ctx, meta, f)
 		if err != nil && t.ctx.Err() == nil {
