@@ -73,8 +73,9 @@ type cache struct {
 	through [8]through // chunks that the disk had no room for
 	passed  int        // of them, in all
 
-	evict sync.Mutex   // held by the one that evicts
-	bytes atomic.Int64 // of the chunks on disk
+	evict  sync.Mutex   // held by the one that evicts
+	bytes  atomic.Int64 // of the chunks on disk
+	coming atomic.Int64 // of those that are being written
 }
 
 func newCache(dir *os.File, log *slog.Logger, crash func(string), notify func(Event)) (*cache, error) {
@@ -254,7 +255,7 @@ func (c *cache) inMemory(im *image, i int64) *flight {
 // reader that was told long ago that it may read a chunk may be about to.
 func (c *cache) makeRoom(need int64, diskFull bool) bool {
 	_, limits := c.settings()
-	over := func() int64 { return c.bytes.Load() + need - limits.CacheBytes }
+	over := func() int64 { return c.bytes.Load() + c.coming.Load() + need - limits.CacheBytes }
 	if over() <= 0 && !diskFull {
 		return false
 	}

@@ -277,6 +277,31 @@ func TestAnOpenFileKeepsItsChunks(t *testing.T) {
 	}
 }
 
+// Chunks that come at the same time make room for each other, too.
+func TestRoomIsMadeForAllThatComes(t *testing.T) {
+	f := newFixture(t, 4*MinChunk, MinChunk)
+	c, _ := f.cache(t, Limits{CacheBytes: 5 * MinChunk})
+	im := f.open(t, c, &f.image)
+	check(t, c, im, f.truth, 0, im.Size)
+	image, truth := f.add(t, "second", 4*MinChunk, MinChunk)
+	second := f.open(t, c, &image)
+	var both, readers sync.WaitGroup
+	both.Add(2)
+	c.crash = func(step string) {
+		if step == "fill.written" {
+			both.Done()
+			both.Wait()
+		}
+	}
+	for _, off := range []int64{0, 2 * MinChunk} {
+		readers.Go(func() { check(t, c, second, truth, off, 100) })
+	}
+	readers.Wait()
+	if n := c.bytes.Load(); n > 5*MinChunk {
+		t.Errorf("%d bytes are kept, want %d at most", n, 5*MinChunk)
+	}
+}
+
 // A chunk that is wanted again while it goes is written after it has gone.
 func TestAChunkThatIsWantedWhileItGoes(t *testing.T) {
 	for _, doubt := range []bool{false, true} {

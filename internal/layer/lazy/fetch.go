@@ -312,7 +312,10 @@ func (c *cache) accept(ctx context.Context, im *image, i int64, b []byte, fl *fl
 
 // keep writes a verified chunk to the cache. A full disk makes room once.
 func (c *cache) keep(im *image, i int64, b []byte) error {
-	c.makeRoom(int64(len(b)), false)
+	// Counted before there is room: several chunks come at once, and each must see the others.
+	c.coming.Add(int64(len(b)))
+	defer c.coming.Add(-int64(len(b)))
+	c.makeRoom(0, false)
 	write := func() error {
 		im.hole.RLock() // the one before may not have gone yet, but be forgotten already
 		defer im.hole.RUnlock()
