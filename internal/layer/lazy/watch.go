@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -145,14 +146,22 @@ func (c *Client) told(e Event) {
 
 // hung tells that no image that is in use can be read.
 func (c *Client) hung(reason string) {
-	for _, key := range c.used() {
+	keys := c.used()
+	c.mu.Lock()
+	c.silent = keys
+	c.mu.Unlock()
+	for _, key := range keys {
 		c.emit(Event{Kind: EventDegraded, Key: key, Reason: reason})
 	}
 }
 
 // answers takes back what hung told.
 func (c *Client) answers() {
-	for _, key := range c.used() {
+	c.mu.Lock()
+	keys := c.silent
+	c.silent = nil
+	c.mu.Unlock()
+	for _, key := range keys {
 		c.mu.Lock()
 		reason := c.failing[key]
 		c.mu.Unlock()
@@ -168,6 +177,11 @@ func (c *Client) answers() {
 // fail: of what the other had failed to read it knows nothing.
 func (c *Client) begun() {
 	c.mu.Lock()
+	for key := range c.failing {
+		if !slices.Contains(c.silent, key) {
+			c.silent = append(c.silent, key)
+		}
+	}
 	clear(c.failing)
 	c.mu.Unlock()
 	c.answers()
