@@ -91,7 +91,7 @@ func (k *calls) do(ctx context.Context, m *message, files []*os.File) (r reply, 
 	case m.Open != nil:
 		file, err = k.open(m.Open.FrontEnd, files)
 	case m.Release != nil:
-		r.Idle, err = k.s.release(m.Release)
+		r.Idle, err = k.s.release(ctx, m.Release)
 	case m.Settle != nil:
 		err = k.s.settle(m.Settle.Key)
 	case m.Trace != nil:
@@ -210,13 +210,18 @@ func (k *calls) openFUSE(im *image) error {
 }
 
 // release lets an image's chunks go, fanotify's as soon as nobody has it open. It
-// reports whether nobody has now.
-func (s *server) release(r *releaseCall) (idle bool, err error) {
+// reports whether nobody has now. One that was given up does nothing: its image may
+// have been opened again since.
+func (s *server) release(ctx context.Context, r *releaseCall) (idle bool, err error) {
 	im, err := s.cache.byKey(r.Key)
 	if err != nil {
 		return false, err
 	}
 	im.ops.Lock()
+	if err := ctx.Err(); err != nil {
+		im.ops.Unlock()
+		return false, err
+	}
 	im.mu.Lock()
 	if r.Last && (im.inUse || !im.left) { // it was opened again meanwhile
 		im.mu.Unlock()

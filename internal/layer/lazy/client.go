@@ -164,8 +164,12 @@ func (c *Client) emit(e Event) {
 	}
 }
 
-// Close ends the client. layerd, and what it serves, go on.
+// Close ends the client. layerd, and what it serves, go on; where it serves nothing,
+// it ends.
 func (c *Client) Close() {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	c.leave(ctx) // nobody else can tell that what FUSE serves is not open any more
+	cancel()
 	c.end()
 	c.mu.Lock()
 	if c.conn != nil {
@@ -337,6 +341,9 @@ func (c *Client) call(ctx context.Context, m message, progress func(Progress), f
 }
 
 func (c *Client) callOnce(ctx context.Context, m message, progress func(Progress), files []*os.File) (answer, error) {
+	if ctx.Err() != nil {
+		return answer{}, context.Cause(ctx)
+	}
 	p := &pending{answer: make(chan answer, 1), progress: progress}
 	conn, err := c.register(ctx, &m, p)
 	if err != nil {

@@ -1,6 +1,8 @@
 package lazy
 
 import (
+	"context"
+	"errors"
 	"os"
 	"slices"
 	"testing"
@@ -147,6 +149,89 @@ func TestALostImageAndTheNextLayerd(t *testing.T) {
 			testutil.WaitFor(t, 10*time.Second, "settle", func() error { return c.Settle(t.Context(), f.image.Key) })
 			file := openImageFile(t, c, f.image)
 			checkFile(t, file, f.truth, 0, f.image.Size)
+		})
+	}
+}
+
+// layerd goes on without a client as long as somebody reads through it, and no longer.
+func TestLayerdEndsOnceNobodyNeedsIt(t *testing.T) {
+	testutil.Require(t, testutil.Root, testutil.Kernel(6, 14))
+	for _, front := range bothFrontEnds {
+		t.Run(string(front), func(t *testing.T) {
+			f := newFixture(t, 4<<20, MinChunk)
+			cfg := f.config(t, front)
+			client := func() *Client {
+				t.Helper()
+				c, err := Connect(t.Context(), cfg)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return c
+			}
+			c := client()
+			file := openImageFile(t, c, f.image)
+			pidfd := layerdOf(t, c)
+			t.Cleanup(func() { // also of a test that failed
+				if fd := pidfd; fd >= 0 {
+					_ = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
+				}
+			})
+			c.Close()
+			checkFile(t, file, f.truth, 0, 1<<20)
+			c = client()
+			if err := c.Release(t.Context(), f.image.Key); err != nil {
+				t.Fatal(err)
+			}
+			c.Close()
+			checkFile(t, file, f.truth, 1<<20, 1<<20)
+			if front == FUSE { // only a client can tell whether it is open
+				c = client()
+				checkFile(t, file, f.truth, 2<<20, 1<<20)
+				_ = file.Close()
+				c.Close()
+			} else {
+				_ = file.Close()
+			}
+			ended(t, pidfd)
+			pidfd = -1
+		})
+	}
+}
+
+// A release that failed is repeated, unless the image was opened again.
+func TestAReleaseThatFailed(t *testing.T) {
+	testutil.Require(t, testutil.Root, testutil.Kernel(6, 14))
+	for _, front := range bothFrontEnds {
+		t.Run(string(front), func(t *testing.T) {
+			f := newFixture(t, 1<<20, MinChunk)
+			cfg, ticks := f.config(t, front), make(chan time.Time)
+			cfg.ticks = ticks
+			c := connect(t, cfg)
+			fails := func(key string) {
+				t.Helper()
+				ctx, cancel := context.WithCancel(t.Context())
+				cancel()
+				if err := c.Release(ctx, key); err == nil {
+					t.Fatal("released without time")
+				}
+			}
+			other, truth := f.add(t, "opened again", 1<<20, MinChunk)
+			_ = openImageFile(t, c, f.image).Close()
+			_ = openImageFile(t, c, other).Close()
+			fails(f.image.Key)
+			fails(other.Key)
+			again := openImageFile(t, c, other)
+			testutil.WaitFor(t, 10*time.Second, "a release", func() error {
+				ticks <- time.Time{}
+				if s := statsOf(t, c, f.image.Key); s.InUse || s.Open {
+					return errors.New("in use")
+				}
+				return nil
+			})
+			if s := statsOf(t, c, other.Key); !s.InUse {
+				t.Errorf("what was opened again was released: %+v", s)
+			}
+			checkFile(t, again, truth, 0, other.Size)
 		})
 	}
 }

@@ -146,7 +146,7 @@ func (c *Client) told(e Event) {
 
 // hung tells that no image that is in use can be read.
 func (c *Client) hung(reason string) {
-	keys := c.used()
+	keys := c.Served()
 	c.mu.Lock()
 	c.silent = keys
 	c.mu.Unlock()
@@ -188,8 +188,8 @@ func (c *Client) begun() {
 	c.emit(Event{Kind: EventRestarted})
 }
 
-// used are the keys of images that are in use.
-func (c *Client) used() (keys []string) {
+// Served are the keys of images that were opened and not released.
+func (c *Client) Served() (keys []string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for key, h := range c.held {
