@@ -87,6 +87,22 @@ func (c *Client) welcome(conn *connection, h *hello, files []*os.File) error {
 
 var errNoFUSE = errors.New("the FUSE connection was cut off")
 
+// Probe reports why a front end cannot be had with a cache in dir; nil: it can. It
+// leaves nothing.
+func Probe(front FrontEnd, dir string) error {
+	if front == Fanotify {
+		d, err := os.Open(dir)
+		if err != nil {
+			return err
+		}
+		defer d.Close()
+		return probeFanotify(d)
+	}
+	dev, mnt, err := mountFUSE()
+	closeFiles(some(dev, mnt))
+	return err
+}
+
 // choose finds the front end: FUSE where none is named, and fanotify where there is
 // no FUSE.
 func (c *Client) choose() error {
