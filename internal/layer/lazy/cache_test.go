@@ -2,6 +2,7 @@ package lazy
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"math/rand/v2"
 	"os"
@@ -483,4 +484,18 @@ func TestABlobThatWasMended(t *testing.T) {
 	put(f.truth)
 	check(t, c, im, f.truth, 0, want.Size)
 	c.filling.Wait()
+}
+
+// A release that was given up before it began does nothing.
+func TestAReleaseThatWasGivenUp(t *testing.T) {
+	f := newFixture(t, 1<<20, MinChunk)
+	c, _ := f.cache(t, Limits{})
+	im := f.open(t, c, &f.image)
+	im.inUse = true
+	ctx, giveUp := context.WithCancel(t.Context())
+	giveUp()
+	s := &server{cache: c, served: &served{dir: directory{c.dir.f}}}
+	if idle, err := s.release(ctx, &releaseCall{Key: im.Key}); idle || !errors.Is(err, context.Canceled) || !im.inUse {
+		t.Errorf("idle %v, in use %v, %v", idle, im.inUse, err)
+	}
 }
