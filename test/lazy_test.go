@@ -184,6 +184,48 @@ func readOnDemand(t *testing.T, env ...string) {
 	reads("a new one of the same layer", create("three"), "three")
 }
 
+// layerd goes on when the server ends, as long as a sandbox reads through it, and
+// ends with a server that leaves none.
+func TestLayerdEndsWithTheLastSandbox(t *testing.T) {
+	testutil.Require(t, testutil.Root, testutil.EROFS, testutil.Overlay, testutil.Program("busybox"), testutil.Kernel(6, 14))
+	for _, frontEnd := range []string{"fanotify", "fuse"} {
+		t.Run(frontEnd, func(t *testing.T) {
+			name, dir := testutil.Name(t), testutil.Dir(t)
+			testutil.Ledger(t, name, filepath.Base(dir))
+			c := &containerServer{name: name, dir: dir, env: []string{"DSEC_LAYERS_VERIFY=always", "DSEC_LAYERS_FRONT_END=" + frontEnd}}
+			t.Cleanup(func() {
+				c.destroy(t)
+				killLayerd(t, dir)
+			})
+			c.start(t)
+			t.Cleanup(func() { c.killAll(t) })
+			_, _, err := c.client(t).ImportLayer(t.Context(), "base", client.ImportOptions{}, bytes.NewReader(busyboxTar(t)))
+			check(t, err)
+			sb, err := c.client(t).CreateSandbox(t.Context(), client.SandboxOptions{Layers: []string{"base"}})
+			check(t, err)
+			before := layerd(t, dir)
+			c.stop()
+			if now := layerd(t, dir); len(now) != 1 || !slices.Equal(now, before) {
+				t.Errorf("layerd is %v, was %v", now, before)
+			}
+			c.start(t)
+			t.Cleanup(func() { c.killAll(t) })
+			sb = c.client(t).Sandbox(string(sb.ID()))
+			if _, o, err := sb.Command("/bin/busybox", "true").Output(t.Context()); err != nil || o.Code != 0 {
+				t.Error(o, err)
+			}
+			check(t, sb.Kill(t.Context()))
+			c.stop()
+			testutil.WaitFor(t, 20*time.Second, "the end of layerd", func() error {
+				if now := layerd(t, dir); len(now) > 0 {
+					return fmt.Errorf("processes %v", now)
+				}
+				return nil
+			})
+		})
+	}
+}
+
 // What the first node that opens a layer reads of it, the next one fetches before
 // anyone reads it.
 func TestTraceOfALayer(t *testing.T) {

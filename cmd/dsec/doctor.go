@@ -18,7 +18,7 @@ func runDoctor(ctx context.Context, e *env, args []string) error {
 	if err != nil {
 		return err
 	}
-	found := doctor.Check(ctx, doctor.Options{Dir: cfg.DataDir, Volumes: cfg.disk(nil)})
+	found := doctor.Check(ctx, doctor.Options{Dir: cfg.DataDir, Volumes: cfg.disk(nil), More: layerQuestions(cfg)})
 	rows := [][]string{}
 	for _, c := range found {
 		mark := "ok"

@@ -100,6 +100,7 @@ func (l *lazyFiles) Release(key string) {
 
 // tell has the edge know what becomes of reads, until ctx ends.
 func (l *lazyFiles) tell(ctx context.Context, node *edge.Edge) {
+	l.since(ctx, node)
 	for {
 		select {
 		case <-ctx.Done():
@@ -109,6 +110,19 @@ func (l *lazyFiles) tell(ctx context.Context, node *edge.Edge) {
 				return
 			}
 			l.one(ctx, node, ev)
+		}
+	}
+}
+
+// since has the edge know of reads that failed before it began.
+func (l *lazyFiles) since(ctx context.Context, node *edge.Edge) {
+	stats, err := l.Stats(ctx)
+	if err != nil && ctx.Err() == nil {
+		l.log.Warn("whether reads of layers fail is not known", "err", err)
+	}
+	for _, s := range stats {
+		if digest, ok := layer.DigestOf(s.Key); ok && s.Degraded != "" {
+			node.DegradeLayer(digest, s.Degraded)
 		}
 	}
 }

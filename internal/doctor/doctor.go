@@ -49,18 +49,20 @@ type Options struct {
 	// Volumes is the directory of the volumes themselves, where there may be some,
 	// and how the server is configured to share it.
 	Volumes disk.Options
+	// More is what else the program wants to be looked at.
+	More []Question
 }
 
-// check answers one question. An error means no.
-type check struct {
-	name string
-	need Need
-	run  func(ctx context.Context, o Options) (detail string, err error)
-	fix  string
+// Question is one thing to look at. An error of Run means no, and Fix is what to do then.
+type Question struct {
+	Name string
+	Need Need
+	Run  func(ctx context.Context, o Options) (detail string, err error)
+	Fix  string
 }
 
-func checks() []check {
-	return []check{
+func questions() []Question {
+	return []Question{
 		{"kernel", Required, kernel, "install Linux 6.1 or later; 6.14 fills layers on first touch"},
 		{"privileges", Required, privileges, "run dsec as root"},
 		{"user namespaces", Required, userns, "sysctl -w user.max_user_namespaces=65536; sysctl -w kernel.unprivileged_userns_clone=1 where that exists"},
@@ -88,11 +90,11 @@ func checks() []check {
 // Check looks at everything. It changes nothing that lasts.
 func Check(ctx context.Context, o Options) []Finding {
 	var found []Finding
-	for _, c := range checks() {
-		detail, err := c.run(ctx, o)
-		f := Finding{Name: c.name, Need: c.need, OK: err == nil, Detail: detail}
+	for _, q := range append(questions(), o.More...) {
+		detail, err := q.Run(ctx, o)
+		f := Finding{Name: q.Name, Need: q.Need, OK: err == nil, Detail: detail}
 		if err != nil {
-			f.Fix = c.fix
+			f.Fix = q.Fix
 			f.Detail = strings.Trim(detail+": "+err.Error(), ": ")
 		}
 		found = append(found, f)
@@ -212,7 +214,7 @@ func erofsFromFile(_ context.Context, o Options) (string, error) {
 		return "", err
 	}
 	defer unix.Close(fd)
-	f, err := os.CreateTemp(above(o.Dir), ".dsec-doctor-")
+	f, err := os.CreateTemp(Above(o.Dir), ".dsec-doctor-")
 	if err != nil {
 		return "", err
 	}
@@ -230,8 +232,8 @@ func erofsFromFile(_ context.Context, o Options) (string, error) {
 	return "what is filled when it is read, and layers of one file, are mounted without loop devices", nil
 }
 
-// above is the nearest existing directory at or above dir.
-func above(dir string) string {
+// Above is the nearest existing directory at or above dir.
+func Above(dir string) string {
 	if dir == "" {
 		return ""
 	}
@@ -260,7 +262,7 @@ func cgroups(context.Context, Options) (string, error) {
 
 func disks(_ context.Context, o Options) (string, error) {
 	var usable, notes []string
-	for _, d := range disk.Probe(above(o.Dir)) {
+	for _, d := range disk.Probe(Above(o.Dir)) {
 		if d.Err != nil {
 			notes = append(notes, d.Name+": "+strings.ReplaceAll(d.Err.Error(), "\n", ", "))
 			continue

@@ -90,8 +90,8 @@ func TestOlderThan(t *testing.T) {
 func TestAboveFindsADirectory(t *testing.T) {
 	dir := t.TempDir()
 	for path, want := range map[string]string{dir: dir, dir + "/a/b/c": dir, "/nowhere-at-all/x": "/", "": ""} {
-		if got := above(path); got != want {
-			t.Errorf("above(%q) = %q, want %q", path, got, want)
+		if got := Above(path); got != want {
+			t.Errorf("Above(%q) = %q, want %q", path, got, want)
 		}
 	}
 }

@@ -74,6 +74,8 @@ type Config struct {
 
 	// clock is the time since boot; tests have their own.
 	clock func() time.Duration
+	// settleEvery is the constant; tests have a shorter one.
+	settleEvery time.Duration
 	// texts bounds records and output in memory; tests have smaller ones.
 	texts textBounds
 }
@@ -105,6 +107,9 @@ type Layers interface {
 	Prefetch(ctx context.Context, digest string, progress func(done, total int64)) error
 	// Release says that what Open gave is not mounted any more.
 	Release(digest string)
+	// Served are the layers that may be mounted and whose data another process of this
+	// node serves.
+	Served() []string
 	// Lost are the layers whose readers may have got other bytes, until Settle says
 	// that nothing has them mounted.
 	Lost() []string
@@ -134,6 +139,7 @@ func (c Config) withDefaults() Config {
 	c.Retention = cmp.Or(c.Retention, 24*time.Hour)
 	c.MinFreeBytes = cmp.Or(c.MinFreeBytes, 256<<20)
 	c.MinFreeInodes = cmp.Or(c.MinFreeInodes, 10_000)
+	c.settleEvery = cmp.Or(c.settleEvery, settleEvery)
 	if c.Logger == nil {
 		c.Logger = slog.Default()
 	}

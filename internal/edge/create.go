@@ -282,6 +282,7 @@ func (e *Edge) publish(s *sandbox, inst backend.Instance) error {
 		return e.rollBack(s, inst, err)
 	}
 	s.active, s.cancel = e.clock(), nil
+	e.tellReads(s)
 	if c, ok := inst.(backend.Caller); ok {
 		s.client = withFiles(c.Client(), inst)
 	}

@@ -47,6 +47,7 @@ type Edge struct {
 	bootID   string
 	replay   journal.Replay // until Recover
 	lost     []string       // layers that were lost when this edge began, until Recover
+	degraded degraded       // layers of which reads fail
 	creates  chan struct{}  // holds a token for each create under way
 
 	// closing is canceled by Close; it ends calls in progress.
@@ -124,6 +125,7 @@ func (e *Edge) Close() error {
 	}
 	e.timers.stop()
 	e.goroutine.Wait()
+	e.letGo()
 	e.mu.Lock()
 	for _, s := range e.sandboxes {
 		s.mu.Lock()

@@ -14,6 +14,12 @@ func WithClock(c Config, clock func() time.Duration) Config {
 	return c
 }
 
+// WithSettling makes an edge try to settle lost layers more often.
+func WithSettling(c Config, every time.Duration) Config {
+	c.settleEvery = every
+	return c
+}
+
 // WithTexts makes an edge hold less of records and output.
 func WithTexts(c Config, live, ended int, held int64, page int) Config {
 	c.texts = textBounds{live, ended, held, page}

@@ -20,15 +20,18 @@ import (
 	"github.com/opendsec/dsec/internal/backend/fake"
 	"github.com/opendsec/dsec/internal/edge"
 	"github.com/opendsec/dsec/internal/layer"
+	"github.com/opendsec/dsec/internal/testutil"
 	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
 )
 
 // layers is a layer store in memory.
 type layers struct {
-	mu    sync.Mutex
-	metas map[string]layer.Meta
-	holds map[string]int
-	lost  []string
+	mu     sync.Mutex
+	metas  map[string]layer.Meta
+	holds  map[string]int
+	lost   []string
+	served []string
+	mends  bool // whatever is built was damaged before
 }
 
 func digest(c byte) string { return "sha256:" + strings.Repeat(string(c), 64) }
@@ -82,12 +85,25 @@ func (l *layers) Build(_ context.Context, opt layer.BuildOptions, r io.Reader) (
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.metas[m.Digest] = m
+	if l.mends {
+		l.lost = []string{m.Digest}
+	}
 	return m, []string{"selected " + opt.Select}, nil
 }
 
 func (l *layers) Prefetch(context.Context, string, func(done, total int64)) error { return nil }
 
-func (l *layers) Release(string) {}
+func (l *layers) Release(digest string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.served = slices.DeleteFunc(l.served, func(d string) bool { return d == digest })
+}
+
+func (l *layers) Served() []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Clone(l.served)
+}
 
 func (l *layers) Lost() []string {
 	l.mu.Lock()
@@ -221,7 +237,8 @@ func TestLayersGiveDefaultsAndAreHeld(t *testing.T) {
 // they do.
 func TestDegradedLayer(t *testing.T) {
 	n := newNode(t, func(c *edge.Config, _ *fake.Options) {
-		c.Layers = newLayers(layer.Meta{Digest: digest('a'), Manifest: layer.Manifest{Kind: dsec.LayerBase}}, layer.Meta{Digest: digest('b'), Manifest: layer.Manifest{Kind: dsec.LayerBase}})
+		c.Layers = newLayers(layer.Meta{Digest: digest('a'), Manifest: layer.Manifest{Kind: dsec.LayerBase}}, layer.Meta{Digest: digest('b'), Manifest: layer.Manifest{Kind: dsec.LayerBase}},
+			layer.Meta{Digest: digest('w'), Manifest: layer.Manifest{Kind: dsec.LayerWorkspace}})
 	})
 	has := n.create(&dsecv1.CreateRequest{Layers: []string{digest('a')}})
 	other := n.create(&dsecv1.CreateRequest{Layers: []string{digest('b')}})
@@ -236,12 +253,52 @@ func TestDegradedLayer(t *testing.T) {
 	n.edge.DegradeLayer(digest('a'), "the store has gone")
 	want(has, "layer "+digest('a')+" cannot be read: the store has gone", "degraded")
 	want(other, "")
+	// What is made of it meanwhile is told too, and of the end as well.
+	late := n.create(&dsecv1.CreateRequest{Layers: []string{digest('a'), digest('w')}})
+	want(late, "layer "+digest('a')+" cannot be read: the store has gone", "degraded")
+	n.edge.DegradeLayer(digest('w'), "this too")
 	n.edge.DegradeLayer(digest('b'), "")
+	n.edge.DegradeLayer(digest('a'), "")
+	want(has, "")
+	want(late, "layer "+digest('w')+" cannot be read: this too", "degraded")
+	n.edge.DegradeLayer(digest('w'), "")
+	want(late, "")
+	n.edge.DegradeLayer(digest('a'), "once more")
 	n.restart()
 	want(has, "")
 	n.edge.DegradeLayer(digest('a'), "again")
 	n.edge.DegradeLayer(digest('a'), "")
 	want(has, "")
+}
+
+// What cannot be settled at once is settled later, without another word of it.
+func TestALostLayerIsSettledLater(t *testing.T) {
+	store := newLayers(layer.Meta{Digest: digest('a'), Manifest: layer.Manifest{Kind: dsec.LayerBase}})
+	n := newNode(t, func(c *edge.Config, _ *fake.Options) {
+		c.Layers = store
+		*c = edge.WithSettling(*c, time.Millisecond)
+	})
+	release, err := store.Hold(t.Context(), digest('a')) // a create that is under way
+	if err != nil {
+		t.Fatal(err)
+	}
+	store.mu.Lock()
+	store.lost = []string{digest('a')}
+	store.mu.Unlock()
+	if err := n.edge.LoseLayers(t.Context()); dsec.CodeOf(err) != dsec.CodeConflict {
+		t.Fatalf("settled: %v", err)
+	}
+	id := n.create(&dsecv1.CreateRequest{Layers: []string{digest('a')}})
+	release()
+	testutil.WaitFor(t, 10*time.Second, "a settled layer", func() error {
+		if lost := store.Lost(); len(lost) > 0 {
+			return errors.New("it is lost")
+		}
+		return nil
+	})
+	if s := n.get(id); s.State != string(dsec.StateLost) {
+		t.Errorf("its sandbox is %s", s.State)
+	}
 }
 
 // Sandboxes whose reads may have given other bytes are lost: while the edge runs,
@@ -279,5 +336,38 @@ func TestLostLayer(t *testing.T) {
 		if lost := store.Lost(); len(lost) > 0 || store.held(digest('a')) > 0 {
 			t.Errorf("away %v: %v stays lost, held %d times", away, lost, store.held(digest('a')))
 		}
+	}
+}
+
+// An import that mends a layer ends what has the damaged one.
+func TestAnImportThatMends(t *testing.T) {
+	store := newLayers(layer.Meta{Digest: digest('e'), Manifest: layer.Manifest{Kind: dsec.LayerBase}})
+	store.mends = true
+	n := newNode(t, func(c *edge.Config, _ *fake.Options) { c.Layers = store })
+	id := n.create(&dsecv1.CreateRequest{Layers: []string{digest('e')}})
+	up := n.BuildLayer(t.Context())
+	if err := up.Send(&dsecv1.ImportLayerRequest{Message: &dsecv1.ImportLayerRequest_Open{Open: &dsecv1.ImportLayerOpen{}}}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := up.CloseAndReceive(); err != nil {
+		t.Fatal(err)
+	}
+	if s := n.get(id); s.State != string(dsec.StateLost) {
+		t.Errorf("its sandbox is %s", s.State)
+	}
+	if lost := store.Lost(); len(lost) > 0 {
+		t.Errorf("lost: %v", lost)
+	}
+}
+
+// An edge that ends lets go of the layers that no sandbox has, and of no other.
+func TestAnEdgeThatEndsLetsGoOfLayers(t *testing.T) {
+	store := newLayers(layer.Meta{Digest: digest('a'), Manifest: layer.Manifest{Kind: dsec.LayerBase}}, layer.Meta{Digest: digest('b'), Manifest: layer.Manifest{Kind: dsec.LayerBase}})
+	store.served = []string{digest('a'), digest('b'), digest('c')}
+	n := newNode(t, func(c *edge.Config, _ *fake.Options) { c.Layers = store })
+	n.create(&dsecv1.CreateRequest{Layers: []string{digest('b')}})
+	n.restart()
+	if got := store.Served(); !slices.Equal(got, []string{digest('b')}) {
+		t.Errorf("served: %v, want that of the sandbox", got)
 	}
 }

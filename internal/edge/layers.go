@@ -40,7 +40,7 @@ func (v service) BuildLayer(ctx context.Context, stream *connect.ClientStream[ds
 	if err != nil {
 		return nil, err
 	}
-	meta, findings, err := v.e.cfg.Layers.Build(ctx, layer.BuildOptions{
+	meta, findings, err := v.e.buildLayer(ctx, layer.BuildOptions{
 		Select: open.Select, Kind: dsec.LayerKind(open.Kind), At: open.At, Strict: open.Strict, Origin: origin,
 	}, &content[dsecv1.ImportLayerRequest, *dsecv1.ImportLayerRequest]{stream: stream})
 	if err != nil {

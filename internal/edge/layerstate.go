@@ -3,12 +3,16 @@ package edge
 import (
 	"context"
 	"errors"
+	"io"
 	"maps"
 	"slices"
 	"strings"
+	"sync"
+	"time"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/backend"
+	"github.com/opendsec/dsec/internal/layer"
 )
 
 // layerOf is a layer of the store for a backend.
@@ -27,31 +31,69 @@ func (e *Edge) layerOf(digest string) backend.Layer {
 // when they do not.
 const conditionDegraded = "degraded"
 
+// degraded is why reads of layers fail, by digest.
+type degraded struct {
+	mu  sync.Mutex
+	why map[string]string
+}
+
+func (d *degraded) set(digest, reason string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.why == nil {
+		d.why = map[string]string{}
+	}
+	if d.why[digest] = reason; reason == "" {
+		delete(d.why, digest)
+	}
+}
+
+// of is what fails of these layers; empty: nothing.
+func (d *degraded) of(digests []string) string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, digest := range digests {
+		if why := d.why[digest]; why != "" {
+			return degradedPrefix + digest + " cannot be read: " + why
+		}
+	}
+	return ""
+}
+
 // DegradeLayer tells that reads of a layer fail for a reason, or, where that is
-// empty, that they do not any more.
+// empty, that they do not any more: all sandboxes that have it, and those that are
+// made of it from now on.
 func (e *Edge) DegradeLayer(digest, reason string) {
+	e.degraded.set(digest, reason)
 	for _, s := range e.using(digest) {
 		s.mu.Lock()
-		switch {
-		case s.state != dsec.StateRunning && s.state != dsec.StatePaused:
-		case reason != "":
-			s.reason = degradedPrefix + digest + " cannot be read: " + reason
-			if !s.has(conditionDegraded) {
-				s.conditions = append(s.conditions, conditionDegraded)
-			}
-		default:
-			s.well(digest)
-		}
+		e.tellReads(s)
 		s.mu.Unlock()
 	}
 }
 
 const degradedPrefix = "layer "
 
-// well takes the degradation of a layer, or of any where that is empty, back. The
-// caller holds s.mu.
-func (s *sandbox) well(digest string) {
-	if s.has(conditionDegraded) && strings.HasPrefix(s.reason, degradedPrefix+digest) {
+// tellReads has a live sandbox tell whether reads of its layers fail. The caller
+// holds s.mu.
+func (e *Edge) tellReads(s *sandbox) {
+	if s.state != dsec.StateRunning && s.state != dsec.StatePaused {
+		return
+	}
+	why := e.degraded.of(s.spec.Layers)
+	if why == "" {
+		s.well()
+		return
+	}
+	s.reason = why
+	if !s.has(conditionDegraded) {
+		s.conditions = append(s.conditions, conditionDegraded)
+	}
+}
+
+// well takes back that reads fail. The caller holds s.mu.
+func (s *sandbox) well() {
+	if s.has(conditionDegraded) && strings.HasPrefix(s.reason, degradedPrefix) {
 		s.reason = ""
 		s.conditions = slices.DeleteFunc(s.conditions, func(c string) bool { return c == conditionDegraded })
 	}
@@ -102,8 +144,42 @@ func lostReason(digest string) string {
 	return "reads of layer " + digest + " may have given other bytes: they were cut off, or the layer is damaged in the store"
 }
 
+// settleTimeout bounds one attempt to settle a layer: the end of a mount may wait
+// for a store that does not answer.
+const settleTimeout = 10 * time.Second
+
+// settleEvery is how often it is tried to settle what is lost: a sandbox of it may
+// just have been made, or take its time to end.
+const settleEvery = 10 * time.Second
+
+// settleLost ends what uses lost layers, again and again as long as there are any.
+func (e *Edge) settleLost() {
+	every := time.NewTicker(e.cfg.settleEvery)
+	defer every.Stop()
+	for {
+		select {
+		case <-every.C:
+		case <-e.closing.Done():
+			return
+		}
+		if err := e.LoseLayers(e.closing); err != nil && e.closing.Err() == nil {
+			e.log.Warn("layer stays lost for now", "err", err)
+		}
+	}
+}
+
 // settle has a lost layer unmounted, so that it can be opened again.
 func (e *Edge) settle(ctx context.Context, digest string) error {
+	ctx, cancel := context.WithTimeout(ctx, settleTimeout)
+	defer cancel()
+	if err := e.dropLayer(ctx, digest); err != nil {
+		return err
+	}
+	return e.cfg.Layers.Settle(ctx, digest)
+}
+
+// dropLayer has the backends unmount a layer that no sandbox has.
+func (e *Edge) dropLayer(ctx context.Context, digest string) error {
 	for _, b := range e.cfg.Backends {
 		if d, ok := b.(backend.LayerDropper); ok {
 			if err := d.DropLayer(ctx, digest); err != nil {
@@ -111,7 +187,46 @@ func (e *Edge) settle(ctx context.Context, digest string) error {
 			}
 		}
 	}
-	return e.cfg.Layers.Settle(ctx, digest)
+	return nil
+}
+
+// letGo has layers unmounted that no sandbox has, and whose data another process
+// serves: it ends once nobody reads through it, and not before.
+func (e *Edge) letGo() {
+	if e.cfg.Layers == nil || !e.ready.Load() {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), closeGrace)
+	defer cancel()
+	for _, digest := range e.cfg.Layers.Served() {
+		if slices.ContainsFunc(e.using(digest), (*sandbox).holds) {
+			continue
+		}
+		if err := e.dropLayer(ctx, digest); err != nil {
+			e.log.Info("layer stays mounted", "digest", digest, "err", err)
+			continue
+		}
+		e.cfg.Layers.Release(digest) // also where an earlier edge has mounted it
+	}
+}
+
+// holds reports whether a sandbox may have objects.
+func (s *sandbox) holds() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return !s.reaped
+}
+
+// buildLayer makes a layer of an archive. Where that mended one whose data were
+// damaged, what has it mounted ends first.
+func (e *Edge) buildLayer(ctx context.Context, opt layer.BuildOptions, archive io.Reader) (layer.Meta, []string, error) {
+	meta, findings, err := e.cfg.Layers.Build(ctx, opt, archive)
+	if err == nil && slices.Contains(e.cfg.Layers.Lost(), meta.Digest) {
+		if err := e.LoseLayers(ctx); err != nil {
+			e.log.Warn("layer stays lost for now", "err", err)
+		}
+	}
+	return meta, findings, err
 }
 
 // lostLayer is one of the layers of a sandbox that was lost; empty: none was.

@@ -78,7 +78,7 @@ func (v service) PullLayer(ctx context.Context, req *connect.Request[dsecv1.Pull
 	done := make(chan built, 1)
 	go func() {
 		var b built
-		b.meta, b.findings, b.err = v.e.cfg.Layers.Build(ctx, layer.BuildOptions{
+		b.meta, b.findings, b.err = v.e.buildLayer(ctx, layer.BuildOptions{
 			Kind: dsec.LayerKind(req.Msg.Kind), At: req.Msg.At, Strict: req.Msg.Strict, Origin: originOf(img),
 		}, layout)
 		done <- b

@@ -108,6 +108,9 @@ func (e *Edge) Recover(ctx context.Context) error {
 	}
 	e.dropOld()
 	e.ready.Store(true)
+	if e.cfg.Layers != nil {
+		e.run(e.settleLost)
+	}
 	for _, kind := range e.kinds {
 		if o := e.backends[kind]; !o.info.Load().Available {
 			e.run(func() { e.probeAgain(o) })
@@ -185,7 +188,7 @@ func (e *Edge) sandboxOf(id dsec.SandboxID, raw json.RawMessage) (*sandbox, erro
 		cut: r.Cut, idle: r.Idle, active: now, deadline: r.Deadline, ended: r.Ended,
 		reaped: r.State.Terminal() && !r.Ended.IsZero(), size: textSize(r.Spec),
 	}
-	s.well("") // as far as this edge knows
+	s.well() // as far as this edge knows
 	if s.reaped {
 		s.endedAt = now - max(0, time.Since(r.Ended))
 	}
@@ -271,6 +274,7 @@ func (e *Edge) adopt(ctx context.Context, s *sandbox) bool {
 	}
 	s.mu.Lock()
 	s.instance, s.release = inst, release
+	e.tellReads(s)
 	cut := slices.Clone(s.cut)
 	if s.has(conditionQuarantined) {
 		e.writeAnyway(s) // the damage itself is gone from the journal

@@ -169,6 +169,9 @@ func (s *Store) upload(ctx context.Context, meta Meta, manifest []byte, p parts)
 		case err == nil && !damaged && (info.Size == b.size || b.part == partAbout):
 			continue
 		case err == nil:
+			if b.part == partData && !damaged { // of what the scrub found nothing is mounted any more
+				s.lose(meta.Digest)
+			}
 			if err := s.blobs.Delete(ctx, key); err != nil {
 				return err
 			}

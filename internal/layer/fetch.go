@@ -268,6 +268,20 @@ func (s *Store) Release(digest string) {
 	}
 }
 
+// Served are the digests of layers that were opened and not released, and are read
+// through Lazy.
+func (s *Store) Served() (digests []string) {
+	if s.opt.Lazy == nil {
+		return nil
+	}
+	for _, key := range s.opt.Lazy.Served() {
+		if digest, ok := DigestOf(key); ok {
+			digests = append(digests, digest)
+		}
+	}
+	return digests
+}
+
 // Lost are the digests of layers whose readers may have got other bytes: all that
 // has them mounted must end before anything else is done.
 func (s *Store) Lost() []string {
@@ -283,8 +297,12 @@ func (s *Store) Lost() []string {
 	return digests
 }
 
-// Settle says that a lost layer is not mounted any more.
+// Settle says that a lost layer is not mounted any more. The error is conflict while
+// it is held: who does may be about to use a mount of it.
 func (s *Store) Settle(ctx context.Context, digest string) error {
+	if n := s.holds(digest); n > 0 {
+		return dsec.Errorf(dsec.CodeConflict, "layer %s is used by %d sandboxes or calls", digest, n)
+	}
 	was, err := s.settled(digest)
 	if err != nil {
 		return err

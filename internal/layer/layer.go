@@ -136,6 +136,8 @@ type Lazy interface {
 	Trace(ctx context.Context, key string) ([]Span, error)
 	// Release says that the file is neither open nor mounted any more.
 	Release(key string)
+	// Served are the keys of files that were opened and not released.
+	Served() []string
 	// Lost are the keys of files that were open when what filled them died, so that
 	// readers may have got other bytes. None can be opened until Settle.
 	Lost() []string

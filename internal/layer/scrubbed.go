@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/layer/blob"
 )
 
 // scrubbed is what reading a layer's data in the store over again has shown.
@@ -168,6 +169,9 @@ func (s *Store) recheck(ctx context.Context, meta Meta) error {
 	if err != nil {
 		return err
 	}
+	if r, ok := s.blobs.(blob.Reopener); ok {
+		r.Reopen(blobKey(meta.Digest, partData))
+	}
 	for _, i := range bad {
 		if i < 0 || i >= meta.chunks() {
 			continue
@@ -206,6 +210,17 @@ func (s *Store) markBad(meta Meta, chunk int64) (fresh bool) {
 		s.opt.Logger.Error("a damaged layer is not on record", "digest", meta.Digest, "error", err)
 	}
 	return fresh
+}
+
+// lose notes that the data of a layer are about to be replaced in the store: where
+// the kernel reads them by itself, what is mounted has other ones.
+func (s *Store) lose(digest string) {
+	if s.direct() == nil {
+		return
+	}
+	if err := s.scrubs.change(digest, func(l *scrubbed) bool { l.Lost = true; return true }); err != nil {
+		s.opt.Logger.Error("a layer that is mended is not on record as lost", "digest", digest, "error", err)
+	}
 }
 
 // settled notes that nothing has a layer mounted that was lost for its damage. It

@@ -26,8 +26,7 @@ type ScrubOptions struct {
 	Timeout time.Duration
 	// Command runs scrub.Main: this program with the argument scrub-reader.
 	Command []string
-	// Lost is called where there are layers that Store.Lost tells of, once more now
-	// and then as long as there are.
+	// Lost is called where there is one more layer that Store.Lost tells of.
 	Lost func(ctx context.Context) error
 	// Metrics may be nil.
 	Metrics prometheus.Registerer
@@ -79,7 +78,6 @@ type scrubber struct {
 	reader  *scrub.Reader
 	left    <-chan struct{}      // closed when the last one that was killed has ended
 	failed  map[string]time.Time // when a pass was given up, by digest
-	told    time.Time            // when Lost was called last
 	metrics scrubMetrics
 }
 
@@ -103,7 +101,6 @@ func (s *Store) Scrub(ctx context.Context, opt ScrubOptions) error {
 	c := &scrubber{s: s, opt: opt.withDefaults(), root: root, failed: map[string]time.Time{}, metrics: newScrubMetrics(opt.Metrics)}
 	defer c.stop()
 	for ctx.Err() == nil {
-		c.tell(ctx)
 		meta, ok := c.next()
 		if !ok {
 			c.stop() // until there is work again
@@ -117,19 +114,6 @@ func (s *Store) Scrub(ctx context.Context, opt ScrubOptions) error {
 
 // scrubIdle is how often it is looked whether there is something to do.
 const scrubIdle = 10 * time.Second
-
-// tell calls for lost layers to be settled, from time to time: a sandbox that was
-// being made then has to be there before it can be ended.
-func (c *scrubber) tell(ctx context.Context) {
-	now := c.opt.now()
-	if len(c.s.scrubs.lost()) == 0 || now.Sub(c.told) < scrubIdle {
-		return
-	}
-	c.told = now
-	if err := c.opt.Lost(ctx); err != nil {
-		c.s.opt.Logger.Error("layer stays lost", "error", err)
-	}
-}
 
 func newScrubMetrics(reg prometheus.Registerer) scrubMetrics {
 	m := scrubMetrics{
@@ -205,7 +189,6 @@ func (c *scrubber) pass(ctx context.Context, meta Meta) {
 			c.progress(meta, next, true)
 			return
 		}
-		c.tell(ctx)
 		began, n := c.opt.now(), min(batch, meta.chunks()-next)
 		err := c.check(ctx, meta, hashes, next, n)
 		if ctx.Err() != nil {
@@ -298,9 +281,10 @@ func (c *scrubber) again(ctx context.Context, meta Meta, i int64, want []byte) e
 	c.metrics.mismatches.WithLabelValues("twice").Inc()
 	log.Error("the layer is damaged in the store: what it gives is not the layer's; sandboxes that have it may have read it")
 	if c.s.markBad(meta, i) {
-		c.told = time.Time{}
+		if err := c.opt.Lost(ctx); err != nil {
+			log.Warn("layer stays lost for now", "error", err)
+		}
 	}
-	c.tell(ctx)
 	return nil
 }
 

@@ -254,8 +254,13 @@ func (s *Store) List() []Meta {
 // Hold keeps a layer from being removed until release is called, any number of
 // times. The first hold after Open checks what the node has of it; what is not as
 // it was written is fetched again. The error is internal where the store has
-// nothing better, not_found where there is no such layer.
+// nothing better, not_found where there is no such layer, unavailable while what
+// had it is ended because the layer was lost: what is mounted of it must go first.
 func (s *Store) Hold(ctx context.Context, digest string) (release func(), err error) {
+	if slices.Contains(s.Lost(), digest) {
+		return nil, &dsec.Error{Code: dsec.CodeUnavailable, Field: "layers",
+			Message: "layer " + digest + " was lost on this node, and what had it mounted has not ended yet"}
+	}
 	for range 2 {
 		var e *entry
 		if e, err = s.find(ctx, digest); err != nil {
@@ -303,6 +308,16 @@ func (s *Store) hold(e *entry) (release func(), err error) {
 		return nil, &dsec.Error{Code: dsec.CodeInternal, Message: "layer " + digest + " is damaged on this node", Err: e.bad}
 	}
 	return release, nil
+}
+
+// holds is how often a layer is held.
+func (s *Store) holds(digest string) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e := s.layers[digest]; e != nil {
+		return e.holds
+	}
+	return 0
 }
 
 // drop forgets a layer whose files on this node are damaged, and reports whether

@@ -180,7 +180,7 @@ func New(config Config) (_ *Backend, err error) {
 	if b.cpus, err = newCPUs(); err != nil {
 		return nil, err
 	}
-	if b.ns, err = openLayerNS(filepath.Join(state, "layers")); err != nil {
+	if b.ns, err = openLayerNS(filepath.Join(state, "layers"), b.log); err != nil {
 		return nil, fmt.Errorf("layer namespace: %w", err)
 	}
 	b.composer = &composer{ns: b.ns}

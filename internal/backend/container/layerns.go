@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"strings"
 	"sync"
@@ -21,6 +22,8 @@ import (
 // the next one enters it.
 type layerNS struct {
 	pin  string
+	log  *slog.Logger
+	said sync.Once   // that layers are mounted without loop devices
 	jobs chan func() // run on the threads that are inside
 	done sync.WaitGroup
 }
@@ -28,8 +31,8 @@ type layerNS struct {
 // nsThreads is how many threads are inside.
 const nsThreads = 2
 
-func openLayerNS(pin string) (*layerNS, error) {
-	l := &layerNS{pin: pin, jobs: make(chan func())}
+func openLayerNS(pin string, log *slog.Logger) (*layerNS, error) {
+	l := &layerNS{pin: pin, log: log, jobs: make(chan func())}
 	if err := l.addThread(pin, true); err != nil {
 		return nil, err
 	}
@@ -182,7 +185,7 @@ func (l *layerNS) mount(digest string, open func() (backend.Devices, error)) (fd
 	}
 	outside := -1
 	if !found {
-		m, err := mountImage(open)
+		m, err := l.mountImage(open)
 		if err != nil {
 			return -1, false, errors.Join(err, l.do(func() error { return os.Remove(path) }))
 		}
@@ -224,16 +227,20 @@ func detachedCopy(mount int) (fd int, ok bool) {
 // cache of the file.
 //
 // What is filled on read must be read as a file. Small images need no device.
-func mountImage(open func() (backend.Devices, error)) (int, error) {
+func (l *layerNS) mountImage(open func() (backend.Devices, error)) (int, error) {
 	d, err := open()
 	if err != nil {
 		return -1, err
 	}
 	defer d.Close()
 	if len(d.Files) > 1 && !d.OnRead {
-		if fd, err := mountLoops(d); err == nil {
+		fd, err := mountLoops(d)
+		if err == nil {
 			return fd, nil
-		} // no loop devices here, or too many
+		}
+		l.said.Do(func() { // no loop devices here, or too many
+			l.log.Warn("layers are mounted from files, and not through loop devices: their reads are small, and kept twice in memory", "err", err)
+		})
 	}
 	paths := make([]string, len(d.Files))
 	for i, f := range d.Files {
@@ -303,6 +310,29 @@ func attachLoop(image int) (fd int, path string, err error) {
 		}
 	}
 	return -1, "", errors.New("loop: no free device")
+}
+
+// ProbeLoop reports whether layers can be mounted through loop devices, and whether
+// these read files below dir past the page cache.
+func ProbeLoop(dir string) (direct bool, err error) {
+	fd, err := unix.Open(dir, unix.O_TMPFILE|unix.O_RDWR|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return false, fmt.Errorf("%s: %w", dir, err)
+	}
+	defer unix.Close(fd)
+	if err := unix.Ftruncate(fd, 1<<20); err != nil {
+		return false, err
+	}
+	loop, _, err := attachLoop(fd)
+	if err != nil {
+		return false, err
+	}
+	defer unix.Close(loop)
+	info, err := unix.IoctlLoopGetStatus64(loop)
+	if err != nil {
+		return false, fmt.Errorf("loop: %w", err)
+	}
+	return info.Flags&unix.LO_FLAGS_DIRECT_IO != 0, nil
 }
 
 // openDevice opens a device by its number: no /dev is mounted here.

@@ -1,10 +1,13 @@
 package container
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -41,7 +44,7 @@ func TestLayerIsReleasedLate(t *testing.T) {
 	dir := t.TempDir()
 	img := image(t, nil)
 	pin := filepath.Join(dir, "layers")
-	ns, err := openLayerNS(pin)
+	ns, err := openLayerNS(pin, testutil.Logger(t))
 	check(t, err)
 	defer func() {
 		ns.close()
@@ -68,4 +71,38 @@ func TestLayerIsReleasedLate(t *testing.T) {
 	check(t, unix.Fstatat(l.fds[0], "etc/shared", &st, 0))
 	ls.release([]backend.Layer{img})
 	check(t, ls.drop(t.Context(), img.Digest))
+}
+
+// A node that mounts layers from files, because it has no loop devices, says so once.
+func TestWithoutLoopDevices(t *testing.T) {
+	testutil.Require(t, testutil.Root)
+	var files []*os.File
+	for _, name := range []string{"index", "data"} {
+		path := filepath.Join(t.TempDir(), name)
+		check(t, os.WriteFile(path, make([]byte, 8192), 0o600))
+		fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0) // which no loop device takes
+		check(t, err)
+		f := os.NewFile(uintptr(fd), path)
+		defer f.Close()
+		files = append(files, f)
+	}
+	var said bytes.Buffer
+	l := &layerNS{log: slog.New(slog.NewTextHandler(&said, nil))}
+	for range 2 {
+		_, err := l.mountImage(func() (backend.Devices, error) {
+			var d backend.Devices
+			for _, f := range files {
+				fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+				check(t, err)
+				d.Files = append(d.Files, os.NewFile(uintptr(fd), f.Name()))
+			}
+			return d, nil
+		})
+		if err == nil {
+			t.Fatal("mounted what is no image")
+		}
+	}
+	if n := strings.Count(said.String(), "loop devices"); n != 1 || !strings.Contains(said.String(), "bad file descriptor") {
+		t.Errorf("said %d times: %s", n, said.String())
+	}
 }

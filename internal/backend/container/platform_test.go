@@ -214,7 +214,7 @@ func TestPlatformImage(t *testing.T) {
 	for name, p := range map[string]*platform{"disk": p, "memory": q} {
 		image, err := p.open()
 		check(t, err)
-		m, err := mountImage(func() (backend.Devices, error) { return backend.Devices{Files: []*os.File{image}}, nil })
+		m, err := (&layerNS{log: testutil.Logger(t)}).mountImage(func() (backend.Devices, error) { return backend.Devices{Files: []*os.File{image}}, nil })
 		check(t, err)
 		var st unix.Stat_t
 		check(t, unix.Fstatat(m, "tmp", &st, 0))

@@ -49,6 +49,13 @@ type Opener interface {
 	Open(key string) (*os.File, error)
 }
 
+// Reopener is a Store that keeps blobs open which are read.
+type Reopener interface {
+	// Reopen has the next read of a blob open it anew: one that was damaged, and
+	// deleted and stored again, is read as it is now.
+	Reopen(key string)
+}
+
 // Rooted is an Opener for who reads blobs in a process of its own, because the
 // file system that they are on may never answer.
 type Rooted interface {

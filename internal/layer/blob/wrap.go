@@ -116,6 +116,13 @@ func (w *wrapped) ReadAt(ctx context.Context, key string, p []byte, off int64) (
 	return n, err
 }
 
+// Reopen implements Reopener.
+func (w *wrapped) Reopen(key string) {
+	if r, ok := w.store.(Reopener); ok {
+		r.Reopen(key)
+	}
+}
+
 // Stat implements Store.
 func (w *wrapped) Stat(ctx context.Context, key string) (info Info, err error) {
 	err = w.repeat(ctx, "stat", w.reads, func() error {

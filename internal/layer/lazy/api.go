@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"maps"
 	"os"
 	"slices"
 
@@ -32,6 +33,9 @@ func (c *Client) Open(ctx context.Context, im Image) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
+	c.mu.Lock()
+	delete(c.releases, im.Key)
+	c.mu.Unlock()
 	if a.file != nil {
 		return a.file, nil
 	}
@@ -69,8 +73,21 @@ func (c *Client) openFUSE(ctx context.Context, name string) (*os.File, error) {
 
 // Release says that an image is not used any more: it was unmounted and closed.
 // Its chunks may go. A mount of it that is left is served on: by fanotify it keeps
-// them, by FUSE they come again.
+// them, by FUSE they come again. After an error it is repeated until it succeeds,
+// or the image is opened again.
 func (c *Client) Release(ctx context.Context, key string) error {
+	err := c.release(ctx, key)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err != nil && dsec.CodeOf(err) != dsec.CodeNotFound {
+		c.releases[key] = true
+	} else {
+		delete(c.releases, key)
+	}
+	return err
+}
+
+func (c *Client) release(ctx context.Context, key string) error {
 	c.mu.Lock()
 	h := c.held[key]
 	c.mu.Unlock()
@@ -112,11 +129,20 @@ func (c *Client) openElsewhere(ctx context.Context, key string) (bool, error) {
 	return false, nil
 }
 
-// leave looks again at images of FUSE that were released while somebody had them
-// open: a file system that was unmounted closes its files a little later.
+// leave repeats the releases that failed, and looks again at images of FUSE that were
+// released while somebody had them open: a file system that was unmounted closes its
+// files a little later.
 func (c *Client) leave(ctx context.Context) {
 	c.mu.Lock()
 	var keys []string
+	again := slices.Collect(maps.Keys(c.releases))
+	c.mu.Unlock()
+	for _, key := range again {
+		if err := c.Release(ctx, key); err != nil && ctx.Err() == nil {
+			c.log.Warn("an image is not released yet", "key", key, "error", err)
+		}
+	}
+	c.mu.Lock()
 	for key, h := range c.held {
 		if h.FrontEnd == FUSE && !h.InUse {
 			keys = append(keys, key)

@@ -91,7 +91,7 @@ func (k *calls) do(ctx context.Context, m *message, files []*os.File) (r reply, 
 	case m.Open != nil:
 		file, err = k.open(m.Open.FrontEnd, files)
 	case m.Release != nil:
-		r.Idle, err = k.s.release(m.Release)
+		r.Idle, err = k.s.release(ctx, m.Release)
 	case m.Settle != nil:
 		err = k.s.settle(m.Settle.Key)
 	case m.Trace != nil:
@@ -144,7 +144,13 @@ func (k *calls) open(front FrontEnd, files []*os.File) (*os.File, error) {
 	fan, fuse := k.s.fan, k.s.fuse
 	k.s.mu.Unlock()
 	im.mu.Lock()
-	lost, armed := im.lost, im.armed
+	lost := im.lost
+	switch { // one that somebody has is served on as it is, whatever the client would choose now
+	case im.armed:
+		front = Fanotify
+	case im.inUse || im.left:
+		front = FUSE
+	}
 	err = im.wake()
 	im.mu.Unlock()
 	if lost {
@@ -157,7 +163,7 @@ func (k *calls) open(front FrontEnd, files []*os.File) (*os.File, error) {
 	case front == Fanotify && fan != nil:
 		return k.openFanotify(im, fan)
 	case front == FUSE && fuse != nil:
-		return nil, k.openFUSE(im, armed)
+		return nil, k.openFUSE(im)
 	}
 	return nil, &dsec.Error{Code: dsec.CodeUnsupported, Message: fmt.Sprintf("front end %q is not there", front)}
 }
@@ -188,10 +194,7 @@ func (k *calls) openFanotify(im *image, fan *fanotify) (*os.File, error) {
 }
 
 // openFUSE lets the client open the image below the mount.
-func (k *calls) openFUSE(im *image, armed bool) error {
-	if armed {
-		return &dsec.Error{Code: dsec.CodeConflict, Field: "key", Message: "the image is served by fanotify"}
-	}
+func (k *calls) openFUSE(im *image) error {
 	if err := k.s.served.add(im, FUSE); err != nil {
 		return err
 	}
@@ -207,13 +210,18 @@ func (k *calls) openFUSE(im *image, armed bool) error {
 }
 
 // release lets an image's chunks go, fanotify's as soon as nobody has it open. It
-// reports whether nobody has now.
-func (s *server) release(r *releaseCall) (idle bool, err error) {
+// reports whether nobody has now. One that was given up does nothing: its image may
+// have been opened again since.
+func (s *server) release(ctx context.Context, r *releaseCall) (idle bool, err error) {
 	im, err := s.cache.byKey(r.Key)
 	if err != nil {
 		return false, err
 	}
 	im.ops.Lock()
+	if err := ctx.Err(); err != nil {
+		im.ops.Unlock()
+		return false, err
+	}
 	im.mu.Lock()
 	if r.Last && (im.inUse || !im.left) { // it was opened again meanwhile
 		im.mu.Unlock()
@@ -239,7 +247,10 @@ func (s *server) release(r *releaseCall) (idle bool, err error) {
 	return true, err
 }
 
-// settle forgets that an image was lost, once nobody has it open.
+// settle forgets that an image was lost. Where there is a fanotify group it is once
+// nobody has it open, for readers that are left get errors by the mark. Where there
+// is none nothing keeps them from anything, and by FUSE the next ones get what the
+// map vouches for.
 func (s *server) settle(key string) error {
 	s.mu.Lock()
 	lost, fan := s.lost[key], s.fan
@@ -251,14 +262,14 @@ func (s *server) settle(key string) error {
 	if err == nil {
 		im.ops.Lock()
 		defer im.ops.Unlock()
-		if im.armed && (fan == nil || !fan.disarm(im)) {
+		if im.armed && fan != nil && !fan.disarm(im) {
 			return &dsec.Error{Code: dsec.CodeConflict, Field: "key", Message: "somebody has the image open"}
 		}
 		if err := im.reopen(); err != nil {
 			return err
 		}
 		im.mu.Lock()
-		im.lost, im.inUse, im.left = false, false, false
+		im.lost, im.armed, im.inUse, im.left = false, false, false, false
 		im.mu.Unlock()
 		s.cache.rest(im)
 	}

@@ -22,7 +22,7 @@ type Config struct {
 	RunDir   string // for its socket; empty after a reboot or not
 	CacheDir string // for the chunks, on a local disk; layerd's alone
 	Store    Store
-	FrontEnd FrontEnd // empty: fanotify where the kernel and CacheDir's file system have it, else FUSE
+	FrontEnd FrontEnd // empty: FUSE, or fanotify where there is none
 	Limits   Limits
 	Command  []string // what starts layerd; default this program with the argument "layerd"
 	Log      *slog.Logger
@@ -54,8 +54,11 @@ type Client struct {
 	held    map[string]*held
 	lost    []string
 	failing map[string]string // why reads of an image fail, by its key
-	next    uint64
-	pending map[uint64]*pending
+	silent  []string          // keys of images that were told to be degraded because layerd is silent
+	// releases are those that failed, by key.
+	releases map[string]bool
+	next     uint64
+	pending  map[uint64]*pending
 
 	stopping atomic.Bool
 	end      context.CancelFunc
@@ -90,7 +93,7 @@ func Connect(ctx context.Context, cfg Config) (*Client, error) {
 		return nil, dsec.Invalid("front_end", "%q, want %q, %q, or nothing", cfg.FrontEnd, Fanotify, FUSE)
 	}
 	cfg.greetFor = cmp.Or(cfg.greetFor, greetFor)
-	c := &Client{cfg: cfg, failing: map[string]string{}, log: cfg.Log, events: make(chan Event, 1024), up: make(chan struct{}),
+	c := &Client{cfg: cfg, failing: map[string]string{}, releases: map[string]bool{}, log: cfg.Log, events: make(chan Event, 1024), up: make(chan struct{}),
 		held: map[string]*held{}, pending: map[uint64]*pending{}, done: make(chan struct{})}
 	if err := c.openDirs(); err != nil {
 		return nil, err
@@ -161,8 +164,12 @@ func (c *Client) emit(e Event) {
 	}
 }
 
-// Close ends the client. layerd, and what it serves, go on.
+// Close ends the client. layerd, and what it serves, go on; where it serves nothing,
+// it ends.
 func (c *Client) Close() {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	c.leave(ctx) // nobody else can tell that what FUSE serves is not open any more
+	cancel()
 	c.end()
 	c.mu.Lock()
 	if c.conn != nil {
@@ -334,6 +341,9 @@ func (c *Client) call(ctx context.Context, m message, progress func(Progress), f
 }
 
 func (c *Client) callOnce(ctx context.Context, m message, progress func(Progress), files []*os.File) (answer, error) {
+	if ctx.Err() != nil {
+		return answer{}, context.Cause(ctx)
+	}
 	p := &pending{answer: make(chan answer, 1), progress: progress}
 	conn, err := c.register(ctx, &m, p)
 	if err != nil {

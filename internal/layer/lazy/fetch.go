@@ -283,10 +283,15 @@ func (c *cache) fetch(ctx context.Context, im *image, first int64, flights []*fl
 }
 
 // accept stores a chunk that came from the store if it is what it must be. It is
-// asked of the store once more if not.
+// asked of the store once more if not, which opens the blob anew: it may have been
+// mended since.
 func (c *cache) accept(ctx context.Context, im *image, i int64, b []byte, fl *flight) error {
 	if !im.verified(i, b) {
 		c.corrupt(im, i)
+		store, _ := c.settings()
+		if r, ok := store.(blob.Reopener); ok {
+			r.Reopen(im.Key)
+		}
 		var err error
 		if b, err = c.call(ctx, im, im.chunk(i), func() {}); err != nil {
 			return fmt.Errorf("%w; once more: %w", errCorrupt, err)

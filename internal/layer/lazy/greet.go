@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 
 	"github.com/opendsec/dsec"
 )
@@ -32,7 +33,7 @@ func (s *server) greet(c *connection, h *hello, files []*os.File) (*calls, error
 		return nil, err
 	}
 	if !s.loaded {
-		if err := s.load(holds, data, group != nil && !h.Fresh, dev != nil && !h.Fresh); err != nil {
+		if err := s.load(holds, data, h.Lost, group != nil && !h.Fresh, dev != nil && !h.Fresh); err != nil {
 			return nil, err
 		}
 		s.loaded = true
@@ -139,8 +140,9 @@ func equalSecrets(a, b map[string]string) bool {
 }
 
 // load reads the cache, and finds out what is to be served on and what is lost:
-// what was served and of which the descriptors did not come.
-func (s *server) load(holds map[string]hold, data map[string]*os.File, group, fuse bool) error {
+// what was served and of which the descriptors did not come, and what was lost
+// before and not settled.
+func (s *server) load(holds map[string]hold, data map[string]*os.File, lost []string, group, fuse bool) error {
 	entries, err := s.served.list()
 	if err != nil {
 		return err
@@ -168,6 +170,8 @@ func (s *server) load(holds map[string]hold, data map[string]*os.File, group, fu
 		im := s.cache.images[n]
 		there := e.FrontEnd == Fanotify && group || e.FrontEnd == FUSE && fuse
 		switch _, held := holds[n]; {
+		case slices.Contains(lost, e.Key):
+			s.lose(e, im)
 		case there && held:
 		case there || e.FrontEnd == Fanotify && im != nil && im.complete():
 			// One died before the client had it, so nobody reads it; or it needs nobody.
@@ -175,16 +179,21 @@ func (s *server) load(holds map[string]hold, data map[string]*os.File, group, fu
 				return err
 			}
 		default:
-			s.lost[e.Key] = true
-			if im != nil {
-				im.lost, im.armed = true, e.FrontEnd == Fanotify
-			}
+			s.lose(e, im)
 		}
 	}
 	for _, im := range s.cache.images {
 		im.rest()
 	}
 	return nil
+}
+
+// lose notes that an image is lost; nil is one whose description is gone.
+func (s *server) lose(e servedEntry, im *image) {
+	s.lost[e.Key] = true
+	if im != nil {
+		im.lost, im.armed = true, e.FrontEnd == Fanotify
+	}
 }
 
 // startFanotify begins to answer events. What is lost is marked anew: its readers,

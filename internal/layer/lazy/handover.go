@@ -14,7 +14,7 @@ import (
 func (c *Client) greet(ctx context.Context, conn *connection) error {
 	defer c.bounded(ctx, conn)()
 	c.mu.Lock()
-	h := &hello{Version: protocolVersion, Store: c.cfg.Store, Limits: c.cfg.Limits, Fresh: c.fresh,
+	h := &hello{Version: protocolVersion, Store: c.cfg.Store, Limits: c.cfg.Limits, Fresh: c.fresh, Lost: slices.Clone(c.lost),
 		Group: c.group != nil, FUSE: c.dev != nil}
 	files := some(c.group, c.slots, c.dev, c.mnt)
 	var holds []held
@@ -87,21 +87,40 @@ func (c *Client) welcome(conn *connection, h *hello, files []*os.File) error {
 
 var errNoFUSE = errors.New("the FUSE connection was cut off")
 
-// choose finds the front end.
-func (c *Client) choose() error {
-	if c.cfg.FrontEnd != FUSE {
-		err := probeFanotify(c.cacheDir)
-		if err == nil {
-			c.cfg.FrontEnd = Fanotify
-		} else if c.cfg.FrontEnd == Fanotify {
-			return &dsec.Error{Code: dsec.CodeUnsupported, Field: "front_end",
-				Message: "fanotify pre-content events need Linux 6.14, and the cache on ext4, XFS or btrfs", Err: err}
-		} else {
-			c.log.Info("files are offered by FUSE: fanotify is not there", "reason", err)
-			c.cfg.FrontEnd = FUSE
+// Probe reports why a front end cannot be had with a cache in dir; nil: it can. It
+// leaves nothing.
+func Probe(front FrontEnd, dir string) error {
+	if front == Fanotify {
+		d, err := os.Open(dir)
+		if err != nil {
+			return err
 		}
+		defer d.Close()
+		return probeFanotify(d)
 	}
-	return c.makeDescriptors()
+	dev, mnt, err := mountFUSE()
+	closeFiles(some(dev, mnt))
+	return err
+}
+
+// choose finds the front end: FUSE where none is named, and fanotify where there is
+// no FUSE.
+func (c *Client) choose() error {
+	if c.cfg.FrontEnd != "" {
+		return c.makeDescriptors()
+	}
+	c.cfg.FrontEnd = FUSE
+	err := c.makeDescriptors()
+	if err == nil {
+		return nil
+	}
+	c.cfg.FrontEnd = Fanotify
+	if other := c.makeDescriptors(); other != nil {
+		return &dsec.Error{Code: dsec.CodeUnsupported, Field: "front_end",
+			Message: "neither FUSE nor fanotify pre-content events can be had here: " + err.Error() + "; " + other.Error(), Err: errors.Join(err, other)}
+	}
+	c.log.Info("files are filled by fanotify", "reason", err)
+	return nil
 }
 
 // makeDescriptors makes what the front end needs anew.
@@ -109,6 +128,10 @@ func (c *Client) makeDescriptors() (err error) {
 	closeFiles(some(c.group, c.slots, c.dev, c.mnt))
 	c.group, c.slots, c.dev, c.mnt, c.fresh = nil, nil, nil, nil, true
 	if c.cfg.FrontEnd == Fanotify {
+		if err := probeFanotify(c.cacheDir); err != nil {
+			return &dsec.Error{Code: dsec.CodeUnsupported, Field: "front_end",
+				Message: "fanotify pre-content events need Linux 6.14, and the cache on ext4, XFS or btrfs", Err: err}
+		}
 		if c.group, err = newGroup(); err == nil {
 			c.slots, err = newEventLog()
 		}

@@ -341,6 +341,9 @@ func (s *server) tryDisarm(im *image) bool {
 	}
 	s.cache.makeRoom(0, false) // its chunks may have been too many before
 	s.cache.rest(im)
+	if k == nil && s.mayStop() == nil {
+		s.stop() // as it would have when its client went
+	}
 	if k != nil { // here, so that it is told before it is told that the image is held again
 		_ = k.c.send(&message{Event: &Event{Kind: eventIdle, Key: im.Key}})
 	}

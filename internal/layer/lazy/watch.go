@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -145,14 +146,22 @@ func (c *Client) told(e Event) {
 
 // hung tells that no image that is in use can be read.
 func (c *Client) hung(reason string) {
-	for _, key := range c.used() {
+	keys := c.Served()
+	c.mu.Lock()
+	c.silent = keys
+	c.mu.Unlock()
+	for _, key := range keys {
 		c.emit(Event{Kind: EventDegraded, Key: key, Reason: reason})
 	}
 }
 
 // answers takes back what hung told.
 func (c *Client) answers() {
-	for _, key := range c.used() {
+	c.mu.Lock()
+	keys := c.silent
+	c.silent = nil
+	c.mu.Unlock()
+	for _, key := range keys {
 		c.mu.Lock()
 		reason := c.failing[key]
 		c.mu.Unlock()
@@ -168,14 +177,19 @@ func (c *Client) answers() {
 // fail: of what the other had failed to read it knows nothing.
 func (c *Client) begun() {
 	c.mu.Lock()
+	for key := range c.failing {
+		if !slices.Contains(c.silent, key) {
+			c.silent = append(c.silent, key)
+		}
+	}
 	clear(c.failing)
 	c.mu.Unlock()
 	c.answers()
 	c.emit(Event{Kind: EventRestarted})
 }
 
-// used are the keys of images that are in use.
-func (c *Client) used() (keys []string) {
+// Served are the keys of images that were opened and not released.
+func (c *Client) Served() (keys []string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for key, h := range c.held {

@@ -60,7 +60,7 @@ type hello struct {
 	Holds   int        // so many Hold messages follow
 	Group   bool       // the fanotify group, and the event log
 	FUSE    bool       // the FUSE connection, and the mount
-	Lost    []string   `json:",omitempty"` // from layerd: keys
+	Lost    []string   `json:",omitempty"` // keys: from layerd, and what the client was told by the one before
 	Refused *wireError `json:",omitempty"` // from layerd: why it does not talk
 }
 

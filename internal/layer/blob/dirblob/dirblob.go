@@ -46,6 +46,8 @@ var (
 	_ blob.Opener = (*Store)(nil)
 	_ blob.Linker = (*Store)(nil)
 	_ blob.Rooted = (*Store)(nil)
+
+	_ blob.Reopener = (*Store)(nil)
 )
 
 // Driver opens dir:/path.

@@ -87,6 +87,9 @@ func (c *files) all() (out []*os.File) {
 	return out
 }
 
+// Reopen implements blob.Reopener.
+func (s *Store) Reopen(key string) { s.closeFiles(s.files.drop(key, nil)) }
+
 // closeFiles does not wait, for a file system may hang. Reads of a file that is
 // being closed get to their end.
 func (s *Store) closeFiles(files []*os.File) {
