@@ -199,6 +199,9 @@ func (e *Edge) letGo() {
 	ctx, cancel := context.WithTimeout(context.Background(), closeGrace)
 	defer cancel()
 	for _, digest := range e.cfg.Layers.Served() {
+		if ctx.Err() != nil { // the next edge may end sooner
+			return
+		}
 		if slices.ContainsFunc(e.using(digest), (*sandbox).holds) {
 			continue
 		}
