@@ -51,19 +51,28 @@ type Server struct {
 	pulls   pulls
 
 	autoImport bool
+	unit       string // ID of this control plane, which the store of layers belongs to
 
-	stopping context.Context // ended by Stopping
+	stopping context.Context // ended by Stopping; acts for no project
 	stop     context.CancelFunc
 	work     sync.WaitGroup // what runs until stopping ends
 }
 
-// New makes a Server. Close it before what it was made of.
+// self is whom the server's own calls to edges act for: no project has that name.
+var self = iam.Principal{Project: "-"}
+
+// New makes a Server. Close it before what it was made of. The error is conflict where
+// the store of layers belongs to another control plane.
 func New(ctx context.Context, cfg Config) (*Server, error) {
+	unit, err := cfg.Store.Unit(ctx)
+	if err != nil {
+		return nil, err
+	}
 	layers, err := openLayerNames(ctx, cfg.Store)
 	if err != nil {
 		return nil, err
 	}
-	stopping, stop := context.WithCancel(context.WithoutCancel(ctx))
+	stopping, stop := context.WithCancel(context.WithValue(context.WithoutCancel(ctx), principalKey{}, self))
 	s := &Server{
 		stopping: stopping, stop: stop,
 		iam:     cfg.IAM,
@@ -74,6 +83,11 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 		pulls:   pulls{running: map[pullKey]*pull{}},
 
 		autoImport: cfg.AutoImport,
+		unit:       unit,
+	}
+	if err := s.claimAtStart(); err != nil {
+		s.Close()
+		return nil, err
 	}
 	s.work.Go(func() { s.collectAtTimes(stopping) })
 	return s, nil

@@ -47,7 +47,7 @@ func (s *Server) collect(ctx context.Context, age time.Duration, dry bool) (*dse
 	if err != nil {
 		return nil, err
 	}
-	stored, err := forward(ctx, edgeClient(edge), dsecv1connect.EdgeServiceClient.SweepLayers, &dsecv1.SweepLayersRequest{Age: durationpb.New(leftoverAge)})
+	stored, err := forward(ctx, edgeClient(edge), dsecv1connect.EdgeServiceClient.SweepLayers, &dsecv1.SweepLayersRequest{Age: durationpb.New(leftoverAge), Unit: s.unit})
 	if err != nil {
 		return nil, err
 	}
@@ -87,7 +87,7 @@ func (s *Server) dropUnnamed(ctx context.Context, digest string) (dropped bool, 
 	if err != nil {
 		return false, err
 	}
-	_, err = forward(ctx, edgeClient(edge), dsecv1connect.EdgeServiceClient.DropLayer, &dsecv1.DropLayerRequest{Digest: digest})
+	_, err = forward(ctx, edgeClient(edge), dsecv1connect.EdgeServiceClient.DropLayer, &dsecv1.DropLayerRequest{Digest: digest, Unit: s.unit})
 	return err == nil, err
 }
 

@@ -6,6 +6,8 @@ import (
 	"io"
 	"iter"
 	"net/http"
+	"os"
+	"sync"
 	"time"
 
 	"google.golang.org/protobuf/reflect/protoreflect"
@@ -96,7 +98,12 @@ func bodyDeadlines(next http.Handler) http.Handler {
 		}
 		body := &timedBody{ReadCloser: r.Body, rule: rule, conn: http.NewResponseController(w), answer: w.Header()}
 		r.Body = body
-		if !rule.each || r.ProtoMajor > 1 {
+		if !rule.each {
+			next.ServeHTTP(w, r)
+			return
+		}
+		r = r.WithContext(context.WithValue(r.Context(), bodyKey{}, body))
+		if r.ProtoMajor > 1 {
 			next.ServeHTTP(w, r)
 			return
 		}
@@ -142,14 +149,46 @@ func (b *timedBody) drain() {
 	_, _ = io.CopyN(io.Discard, b.ReadCloser, maxDrain)
 }
 
+type bodyKey struct{}
+
 type timedBody struct {
 	io.ReadCloser
 	rule   bodyRule
 	conn   *http.ResponseController
 	answer http.Header
 	set    bool
-	done   bool
 	drains bool
+
+	mu   sync.Mutex // of the connection's deadline
+	done bool
+	over bool // nothing of it is waited for any more
+}
+
+// giveUp ends a read of an upload that is under way, and those to come: the call is
+// answered already, and its client may say nothing for long. A nil one does nothing.
+func (b *timedBody) giveUp() {
+	if b == nil {
+		return
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.over = true; !b.done {
+		_ = b.conn.SetReadDeadline(time.Unix(1, 0))
+	}
+}
+
+// begin sets the deadline of a read.
+func (b *timedBody) begin() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.over {
+		return os.ErrDeadlineExceeded
+	}
+	if !b.done && (!b.set || b.rule.each) {
+		b.set = true
+		_ = b.conn.SetReadDeadline(time.Now().Add(b.rule.timeout))
+	}
+	return nil
 }
 
 // Close implements io.Closer. A body that is to be drained is the server's to
@@ -162,11 +201,12 @@ func (b *timedBody) Close() error {
 }
 
 func (b *timedBody) Read(p []byte) (int, error) {
-	if !b.done && (!b.set || b.rule.each) {
-		b.set = true
-		_ = b.conn.SetReadDeadline(time.Now().Add(b.rule.timeout))
+	if err := b.begin(); err != nil {
+		return 0, err
 	}
 	n, err := b.ReadCloser.Read(p)
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	switch {
 	case err == nil:
 	case !errors.Is(err, io.EOF):

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"sync/atomic"
 
 	"connectrpc.com/connect"
 
@@ -130,6 +131,16 @@ func upload[Req, Res any](
 	defer cancel()
 	out := open(ctx)
 	out.RequestHeader().Set(projectHeader, principal(ctx).Project)
+	conn, err := out.Conn()
+	if err != nil {
+		return nil, fromEdge(err, out.Spec().Procedure)
+	}
+	answer := answerOf[Res](ctx, conn)
+	defer func() { // from when on the body is the server's again
+		cancel()
+		_ = conn.CloseRequest() // also where nothing was sent
+		<-answer.done
+	}()
 	for msg := in.Msg(); ; msg = in.Msg() {
 		if err := out.Send(msg); errors.Is(err, io.EOF) {
 			break // the edge has answered already; the answer tells why
@@ -143,15 +154,51 @@ func upload[Req, Res any](
 			break
 		}
 	}
-	if err := in.Err(); err != nil {
+	if err := in.Err(); err != nil && !answer.came.Load() {
 		return nil, gone(err)
 	}
-	res, err := out.CloseAndReceive()
-	if err != nil {
-		return nil, fromEdge(err, out.Spec().Procedure)
+	_ = conn.CloseRequest()
+	<-answer.done
+	if answer.err != nil {
+		return nil, fromEdge(answer.err, out.Spec().Procedure)
 	}
-	return connect.NewResponse(res.Msg), nil
+	return connect.NewResponse(answer.msg), nil
 }
+
+// answer is what an edge answers to an upload: it is read as soon as it is there, which
+// may be before the client has sent all. Then the rest is given up: he may say nothing
+// for long.
+type answer[Res any] struct {
+	came atomic.Bool   // before the rest is given up
+	done chan struct{} // closed after that, when what follows is set
+	msg  *Res
+	err  error
+}
+
+func answerOf[Res any](ctx context.Context, conn connect.StreamingClientConn) *answer[Res] {
+	a := &answer[Res]{done: make(chan struct{})}
+	body, _ := ctx.Value(bodyKey{}).(*timedBody)
+	go func() {
+		msg := new(Res)
+		if a.err = conn.Receive(msg); a.err == nil {
+			a.msg = msg
+			if err := conn.Receive(new(Res)); err == nil {
+				a.err = errTwoAnswers
+			} else if !errors.Is(err, io.EOF) {
+				a.err = err
+			}
+		}
+		_ = conn.CloseResponse()
+		if ctx.Err() == nil {
+			a.came.Store(true)
+			body.giveUp()
+		}
+		close(a.done)
+	}()
+	return a
+}
+
+var errTwoAnswers = connect.NewError(connect.CodeInternal, errors.New("the edge answers twice"))
 
 // first receives the message that opens a stream.
 func first[Req any](in *connect.ClientStream[Req]) (*Req, error) {

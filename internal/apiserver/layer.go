@@ -28,7 +28,7 @@ func (l layerService) ImportLayer(ctx context.Context, in *connect.ClientStream[
 	if err != nil {
 		return nil, err
 	}
-	edge, err := l.s.builder()
+	edge, err := l.s.importer(ctx)
 	if err != nil {
 		return nil, err
 	}

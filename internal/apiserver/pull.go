@@ -42,6 +42,7 @@ type pullKey struct {
 
 // pull is one import.
 type pull struct {
+	key    pullKey
 	done   chan struct{} // closed when what follows is set
 	began  int64         // store revision
 	tag    tag
@@ -179,7 +180,7 @@ func (l *layerNames) ofImage(project, digest string, req *dsecv1.PullLayerReques
 
 // fetch has an edge import the image.
 func (s *Server) fetch(ctx context.Context, p *pull, req *dsecv1.PullLayerRequest, from *dsecv1.LayerOrigin) (t tag, err error) {
-	edge, err := s.builder()
+	edge, err := s.importer(ctx)
 	if err != nil {
 		return tag{}, err
 	}
@@ -209,13 +210,13 @@ func (ps *pulls) join(ctx context.Context, s *Server, key pullKey, began int64, 
 		}
 		// It is nobody's call: whoever came first may leave before the others.
 		run, cancel := context.WithTimeout(context.WithValue(s.stopping, principalKey{}, principal(ctx)), pullTimeout)
-		p = &pull{began: began, done: make(chan struct{}), news: make(chan struct{}), cancel: cancel}
+		p = &pull{key: key, began: began, done: make(chan struct{}), news: make(chan struct{}), cancel: cancel}
 		ps.running[key] = p
 		go func() {
 			defer cancel()
 			do(run, p)
 			ps.mu.Lock()
-			delete(ps.running, key)
+			ps.forget(p)
 			ps.mu.Unlock()
 			close(p.done)
 		}()
@@ -231,7 +232,15 @@ func (ps *pulls) leave(p *pull) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	if p.waiters--; p.waiters == 0 && !p.detached {
+		ps.forget(p) // whoever comes next begins another
 		p.cancel()
+	}
+}
+
+// forget has nobody find an import. The caller holds mu.
+func (ps *pulls) forget(p *pull) {
+	if ps.running[p.key] == p {
+		delete(ps.running, p.key)
 	}
 }
 

@@ -61,6 +61,9 @@ type stubEdge struct {
 	gone     chan error // of a command that hangs
 	digest   string
 	headers  []http.Header
+	owner    string      // unit that its store belongs to; empty: to who claims it
+	claimed  string      // unit that did last
+	badBuild error       // what an import answers to its first message
 	images   *stubImages // nil: it knows no registry
 }
 
@@ -237,7 +240,13 @@ func (e *stubEdge) Write(_ context.Context, in *connect.ClientStream[dsecv1.Writ
 }
 
 func (e *stubEdge) BuildLayer(_ context.Context, in *connect.ClientStream[dsecv1.ImportLayerRequest]) (*connect.Response[dsecv1.ImportLayerResponse], error) {
+	e.mu.Lock()
+	bad := e.badBuild
+	e.mu.Unlock()
 	for in.Receive() {
+		if bad != nil {
+			return nil, apierr.Encode(bad)
+		}
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -257,6 +266,26 @@ func (e *stubEdge) ResolveImage(_ context.Context, req *connect.Request[dsecv1.P
 
 func (e *stubEdge) PullLayer(ctx context.Context, req *connect.Request[dsecv1.PullLayerRequest], out *connect.ServerStream[dsecv1.PullLayerResponse]) error {
 	return e.images.pull(ctx, req.Msg, out)
+}
+
+func (e *stubEdge) ClaimLayers(_ context.Context, req *connect.Request[dsecv1.ClaimLayersRequest]) (*connect.Response[dsecv1.ClaimLayersResponse], error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.claimed = req.Msg.Unit
+	if e.owner != "" && e.owner != req.Msg.Unit {
+		return nil, apierr.Encode(&dsec.Error{Code: dsec.CodeConflict, Field: "layers.store", Message: "belongs to " + e.owner + ", not " + req.Msg.Unit})
+	}
+	return connect.NewResponse(&dsecv1.ClaimLayersResponse{}), nil
+}
+
+// SweepLayers has one layer, which nothing refers to.
+func (e *stubEdge) SweepLayers(_ context.Context, req *connect.Request[dsecv1.SweepLayersRequest]) (*connect.Response[dsecv1.SweepLayersResponse], error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.claimed != req.Msg.Unit || e.owner != "" && e.owner != req.Msg.Unit {
+		return nil, apierr.Encode(&dsec.Error{Code: dsec.CodeConflict, Field: "layers.store", Message: "belongs to " + e.owner + ", not " + req.Msg.Unit})
+	}
+	return connect.NewResponse(&dsecv1.SweepLayersResponse{Layers: []*dsecv1.StoredLayer{{Digest: e.digest, Created: timestamppb.New(time.Unix(0, 0))}}}), nil
 }
 
 func (e *stubEdge) DropLayer(_ context.Context, req *connect.Request[dsecv1.DropLayerRequest]) (*connect.Response[dsecv1.DropLayerResponse], error) {

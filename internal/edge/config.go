@@ -118,6 +118,10 @@ type Layers interface {
 	Build(ctx context.Context, opt layer.BuildOptions, archive io.Reader) (layer.Meta, []string, error)
 	// OpenFS opens the files of a layer that is held, as go-erofs shows them.
 	OpenFS(ctx context.Context, digest string) (fs.FS, io.Closer, error)
+	// Claim has the store belong to the control plane of a unit; conflict where it
+	// belongs to another one, which CheckOwner looks for, too.
+	Claim(ctx context.Context, unit string) error
+	CheckOwner(ctx context.Context, unit string) error
 	// Remove removes a layer; conflict while it is held.
 	Remove(ctx context.Context, digest string) error
 	// Sweep gives the layers in the store, and removes what is of none of them.

@@ -3,6 +3,7 @@ package edge
 import (
 	"context"
 	"errors"
+	"io"
 	"log/slog"
 	"net/http"
 
@@ -36,8 +37,25 @@ func (e *Edge) Handler() http.Handler {
 	mux.Handle(dsecv1connect.NewSessionServiceHandler(sessionService{e: e}, opts...))
 	mux.Handle(dsecv1connect.NewFileServiceHandler(fileService{e}, opts...))
 	mux.HandleFunc("GET /healthz", e.health)
-	return daemon.HoldAnswers(mux)
+	return daemon.HoldAnswers(answersImports(mux))
 }
+
+// answersImports has an import be answered as soon as it failed: over HTTP/1.1 the
+// server, and the protocol library, would wait for more of its archive before that.
+func answersImports(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.ProtoMajor == 1 && r.URL.Path == dsecv1connect.EdgeServiceBuildLayerProcedure && http.NewResponseController(w).EnableFullDuplex() == nil {
+			r.Body = leftOpen{r.Body}
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// leftOpen is a body that the server closes, once the answer is sent.
+type leftOpen struct{ io.ReadCloser }
+
+// Close implements io.Closer.
+func (leftOpen) Close() error { return nil }
 
 func (e *Edge) health(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "text/plain")

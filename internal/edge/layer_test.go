@@ -122,6 +122,10 @@ func (l *layers) Settle(_ context.Context, digest string) error {
 	return nil
 }
 
+func (l *layers) Claim(context.Context, string) error { return nil }
+
+func (l *layers) CheckOwner(context.Context, string) error { return nil }
+
 func (l *layers) Sweep(context.Context, time.Duration) ([]layer.Stored, error) { return nil, nil }
 
 func (l *layers) Remove(ctx context.Context, digest string) error {

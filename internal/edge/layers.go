@@ -19,7 +19,8 @@ var errNoLayers = dsec.Errorf(dsec.CodeUnsupported, "this edge has no layer stor
 
 // BuildLayer makes a layer of an archive.
 func (v service) BuildLayer(ctx context.Context, stream *connect.ClientStream[dsecv1.ImportLayerRequest]) (*connect.Response[dsecv1.ImportLayerResponse], error) {
-	if err := v.enter(stream.RequestHeader().Get(projectHeader)); err != nil {
+	project := stream.RequestHeader().Get(projectHeader)
+	if err := v.enter(project); err != nil {
 		return nil, err
 	}
 	defer v.e.end()
@@ -41,7 +42,7 @@ func (v service) BuildLayer(ctx context.Context, stream *connect.ClientStream[ds
 		return nil, err
 	}
 	meta, findings, err := v.e.buildLayer(ctx, layer.BuildOptions{
-		Select: open.Select, Kind: dsec.LayerKind(open.Kind), At: open.At, Strict: open.Strict, Origin: origin,
+		Select: open.Select, Kind: dsec.LayerKind(open.Kind), At: open.At, Strict: open.Strict, Origin: origin, Project: project,
 	}, &content[dsecv1.ImportLayerRequest, *dsecv1.ImportLayerRequest]{stream: stream})
 	if err != nil {
 		return nil, err
@@ -76,6 +77,18 @@ func checkoutOf(o *dsecv1.LayerOrigin) (*layer.Origin, error) {
 	return &layer.Origin{Type: o.Type, Location: o.Location, Revision: o.Revision}, nil
 }
 
+// ClaimLayers has the store belong to a control plane.
+func (v service) ClaimLayers(ctx context.Context, req *connect.Request[dsecv1.ClaimLayersRequest]) (*connect.Response[dsecv1.ClaimLayersResponse], error) {
+	if err := v.enter(req.Header().Get(projectHeader)); err != nil {
+		return nil, err
+	}
+	defer v.e.end()
+	if v.e.cfg.Layers == nil {
+		return nil, errNoLayers
+	}
+	return respond(new(dsecv1.ClaimLayersResponse), v.e.cfg.Layers.Claim(ctx, req.Msg.Unit))
+}
+
 // DropLayer removes a layer that no sandbox uses.
 func (v service) DropLayer(ctx context.Context, req *connect.Request[dsecv1.DropLayerRequest]) (*connect.Response[dsecv1.DropLayerResponse], error) {
 	if err := v.enter(req.Header().Get(projectHeader)); err != nil {
@@ -84,6 +97,9 @@ func (v service) DropLayer(ctx context.Context, req *connect.Request[dsecv1.Drop
 	defer v.e.end()
 	if v.e.cfg.Layers == nil {
 		return nil, errNoLayers
+	}
+	if err := v.e.cfg.Layers.CheckOwner(ctx, req.Msg.Unit); err != nil {
+		return nil, err
 	}
 	return respond(new(dsecv1.DropLayerResponse), v.e.cfg.Layers.Remove(ctx, req.Msg.Digest))
 }
@@ -100,6 +116,9 @@ func (v service) SweepLayers(ctx context.Context, req *connect.Request[dsecv1.Sw
 	age := req.Msg.Age.AsDuration()
 	if !req.Msg.Age.IsValid() || age < 0 {
 		return nil, dsec.Invalid("age", "want 0s or more")
+	}
+	if err := v.e.cfg.Layers.CheckOwner(ctx, req.Msg.Unit); err != nil {
+		return nil, err
 	}
 	stored, err := v.e.cfg.Layers.Sweep(ctx, age)
 	if err != nil {

@@ -1,11 +1,9 @@
 package layer
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"crypto/sha256"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"hash"
@@ -42,18 +40,18 @@ func (s *Store) Build(ctx context.Context, opt BuildOptions, r io.Reader) (Meta,
 	ctx, cancel := context.WithTimeoutCause(ctx, s.opt.Timeout,
 		dsec.Errorf(dsec.CodeUnavailable, "the import took more than %s", s.opt.Timeout))
 	defer cancel()
-	select {
-	case s.builds <- struct{}{}:
-		defer func() { <-s.builds }()
-	case <-ctx.Done():
+	if !s.builds.take(ctx, opt.Project) {
 		return Meta{}, nil, canceled(ctx)
 	}
+	defer s.builds.give()
+	ctx, end := context.WithCancelCause(ctx)
+	defer end(nil)
 	image, err := s.imageTemp()
 	if err != nil {
 		return Meta{}, nil, storeError("make image file", err)
 	}
 	defer image.Close()
-	res, src, err := s.convert(ctx, image, todo, r)
+	res, src, err := s.convert(ctx, image, todo, &paced{r: r, most: s.opt.patience, left: s.opt.patience, cancel: end})
 	if err != nil {
 		return Meta{}, nil, err
 	}
@@ -126,74 +124,6 @@ func (s *Store) publish(ctx context.Context, image *os.File, meta Meta) (Meta, e
 		return e.meta, nil
 	}
 	return meta, s.addLocal(&entry{meta: meta}, index, chunks)
-}
-
-// parts are what a layer is made of beside its manifest.
-type parts struct {
-	data   *os.File
-	chunks []byte
-	index  *os.File
-}
-
-// upload stores the parts of a layer that are not there. What an earlier attempt
-// left of them is of the same bytes, unless its size or the scrub says that it is
-// damaged.
-func (s *Store) upload(ctx context.Context, meta Meta, manifest []byte, p parts) error {
-	about, err := json.Marshal(meta.About)
-	if err != nil {
-		return err
-	}
-	index, _, err := readIndex(p.index, meta.Size)
-	if err != nil {
-		return err
-	}
-	packed, packedSize, err := s.packIndex(index)
-	if err != nil {
-		return err
-	}
-	defer packed.Close()
-	for _, b := range []struct {
-		part string
-		r    io.Reader
-		size int64
-	}{
-		{partData, io.NewSectionReader(p.data, 0, meta.DataSize), meta.DataSize},
-		{partChunks, bytes.NewReader(p.chunks), int64(len(p.chunks))},
-		{partPacked, io.NewSectionReader(packed, 0, packedSize), packedSize},
-		{partAbout, bytes.NewReader(about), int64(len(about))},
-		{partManifest, bytes.NewReader(manifest), int64(len(manifest))},
-	} {
-		key := blobKey(meta.Digest, b.part)
-		damaged := b.part == partData && len(s.scrubs.of(meta.Digest).Bad) > 0
-		switch info, err := s.blobs.Stat(ctx, key); {
-		case err == nil && !damaged && (info.Size == b.size || b.part == partAbout):
-			continue
-		case err == nil:
-			if b.part == partData && !damaged { // of what the scrub found nothing is mounted any more
-				s.lose(meta.Digest)
-			}
-			if err := s.blobs.Delete(ctx, key); err != nil {
-				return err
-			}
-		case !notFound(err):
-			return err
-		}
-		if l, ok := s.blobs.(blob.Linker); ok && b.part == partData {
-			err = l.Link(ctx, key, p.data)
-		} else {
-			err = s.blobs.Put(ctx, key, b.r, b.size)
-		}
-		if err != nil && b.part == partAbout {
-			// Of two imports of the same layer at once, one tells where it came from.
-			if _, found := s.blobs.Stat(ctx, key); found == nil {
-				continue
-			}
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // scratchFile makes a file without a name: it goes with its last descriptor.

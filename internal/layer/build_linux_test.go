@@ -3,14 +3,18 @@ package layer
 import (
 	"archive/tar"
 	"bytes"
+	"compress/gzip"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -233,6 +237,124 @@ func TestFullDisk(t *testing.T) {
 	}
 	build(t, s, "small")
 	_ = s.Close() // before the unmount
+}
+
+// On a disk that is full, or has no inodes left, layers are used and removed as ever,
+// also after a start; what needs room is exhausted until there is some. (S69)
+func TestFullDiskIsUsed(t *testing.T) {
+	testutil.Require(t, testutil.Root)
+	for what, fill := range map[string]func(t *testing.T, dir string) (empty func() error){
+		"full": func(t *testing.T, dir string) func() error {
+			file := testutil.Fill(t, dir)
+			return func() error { return os.Remove(file) }
+		},
+		"without inodes": func(t *testing.T, dir string) func() error {
+			sub := filepath.Join(dir, "fill")
+			if err := os.Mkdir(sub, 0o700); err != nil {
+				t.Fatal(err)
+			}
+			for i := 0; ; i++ {
+				if err := os.WriteFile(filepath.Join(sub, fmt.Sprint(i)), nil, 0o600); errors.Is(err, unix.ENOSPC) {
+					return func() error { return os.RemoveAll(sub) }
+				} else if err != nil {
+					t.Fatal(err)
+				}
+			}
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			dir := testutil.SmallDisk(t, "size=8m,nr_inodes=200")
+			s := openStoreIn(t, dir, Options{})
+			kept, gone := build(t, s, "kept"), build(t, s, "gone")
+			empty := fill(t, dir)
+			for range 2 {
+				_, _, err := s.Build(t.Context(), BuildOptions{}, bytes.NewReader(archive(t, strings.Repeat("x", 200_000))))
+				wantCode(t, err, dsec.CodeExhausted)
+				for _, m := range []Meta{kept, gone} {
+					release, err := s.Hold(t.Context(), m.Digest)
+					if err != nil {
+						t.Fatal(err)
+					}
+					files, closer, err := s.OpenFS(t.Context(), m.Digest)
+					if err != nil {
+						t.Fatal(err)
+					}
+					if b, err := fs.ReadFile(files, "file"); err != nil || len(b) != 4 {
+						t.Errorf("%q, %v", b, err)
+					}
+					_ = closer.Close()
+					release()
+				}
+				_ = s.Close()
+				s = openStoreIn(t, dir, Options{})
+			}
+			if err := s.Remove(t.Context(), gone.Digest); err != nil {
+				t.Errorf("a removal: %v", err)
+			}
+			if stored, err := s.Sweep(t.Context(), 0); err != nil || len(stored) != 1 || stored[0].Digest != kept.Digest {
+				t.Errorf("the store has %v, %v", stored, err)
+			}
+			if err := empty(); err != nil {
+				t.Fatal(err)
+			}
+			other := build(t, s, strings.Repeat("x", 200_000))
+			want := append(ofLayer(kept), ofLayer(other)...)
+			got := files(t, s)
+			slices.Sort(want)
+			if slices.Sort(got); !slices.Equal(got, want) {
+				t.Errorf("files %q, want %q", got, want)
+			}
+			_ = s.Close() // before the unmount
+		})
+	}
+}
+
+// Archives that grow, and those that are something else, leave nothing: no file, and no
+// room that is taken. (S93)
+func TestBombsLeaveNothing(t *testing.T) {
+	testutil.Require(t, testutil.Root)
+	dir := testutil.SmallDisk(t, "size=64m")
+	s := openStoreIn(t, dir, Options{Limits: Limits{ContentBytes: 48 << 20}})
+	free := func() uint64 {
+		var st unix.Statfs_t
+		if err := unix.Statfs(dir, &st); err != nil {
+			t.Fatal(err)
+		}
+		return st.Bfree
+	}
+	before := free()
+	zeros := func(name string, n int) []byte { return archiveOf(t, name, strings.Repeat("\x00", n)) }
+	noise := make([]byte, 40<<20)
+	_, _ = rand.NewChaCha8([32]byte{}).Read(noise)
+	half := archiveOf(t, "noise", string(noise))
+	for name, a := range map[string][]byte{
+		"gzip of zeros": gzipOf(t, zeros("a", 50<<20)), "in the scratch": gzipOf(t, zeros("blobs/a", 50<<20)),
+		"cut": half[:30<<20], "more than the disk has": append(half[:len(half)-1024], half...),
+		"xz": []byte("\xfd7zXZ\x00" + strings.Repeat("x", 1000)), "text": []byte(strings.Repeat("text ", 1000)),
+	} {
+		_, _, err := s.Build(t.Context(), BuildOptions{}, bytes.NewReader(a))
+		if err == nil || dsec.CodeOf(err) != dsec.CodeInvalid && dsec.CodeOf(err) != dsec.CodeExhausted {
+			t.Errorf("%s: %v", name, err)
+		}
+		wantFiles(t, s)
+		if now := free(); now != before {
+			t.Errorf("%s: %d blocks are free, were %d", name, now, before)
+		}
+	}
+	_ = s.Close() // before the unmount
+}
+
+func gzipOf(t testing.TB, b []byte) []byte {
+	t.Helper()
+	var out bytes.Buffer
+	w := gzip.NewWriter(&out)
+	if _, err := w.Write(b); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return out.Bytes()
 }
 
 // When the store's process is killed, its helper dies with it, and what it had

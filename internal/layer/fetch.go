@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash"
 	"io"
 	"os"
 	"slices"
@@ -25,7 +26,11 @@ const fetchTimeout = 5 * time.Minute
 // wait for one fetch, which the context of none of them cancels.
 func (s *Store) fetch(ctx context.Context, digest string) (*entry, error) {
 	ch := s.flight.DoChan(digest, func() (any, error) {
-		ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), fetchTimeout,
+		if !s.tasks.begin() {
+			return nil, errClosed
+		}
+		defer s.tasks.runs.Done()
+		ctx, cancel := context.WithTimeoutCause(s.tasks.ctx, fetchTimeout,
 			dsec.Errorf(dsec.CodeUnavailable, "the layer store did not give the index of layer %s in %s", digest, fetchTimeout))
 		defer cancel()
 		if e := s.known(digest); e != nil { // since the caller looked
@@ -69,7 +74,7 @@ func (s *Store) fetchLayer(ctx context.Context, digest string) (*entry, error) {
 func (s *Store) fetchChunks(ctx context.Context, meta Meta) ([]byte, error) {
 	chunks, err := s.readPart(ctx, meta.Digest, partChunks, meta.chunks()*sha256.Size)
 	if notFound(err) {
-		return nil, s.corrupt(meta.Digest, partChunks, errors.New("it is not there"))
+		return nil, s.missing(ctx, meta.Digest, partChunks)
 	} else if err != nil {
 		return nil, err
 	}
@@ -85,11 +90,16 @@ func (s *Store) fetchIndex(ctx context.Context, meta Meta, index *os.File) error
 		if err := writeIndex(index, io.TeeReader(r, hashed), meta.Size); err != nil {
 			return err
 		}
-		if got := sumOf(hashed); got != meta.IndexDigest {
-			return fmt.Errorf("it has digest %s", got)
-		}
-		return nil
+		return isIndex(hashed, meta)
 	})
+}
+
+// isIndex holds what was hashed against the digest of a layer's index.
+func isIndex(hashed hash.Hash, meta Meta) error {
+	if got := sumOf(hashed); got != meta.IndexDigest {
+		return fmt.Errorf("it has digest %s", got)
+	}
+	return nil
 }
 
 // fetchManifest gets what a layer is, and where it came from as far as that is there.

@@ -73,6 +73,8 @@ type BuildOptions struct {
 	Strict bool
 	// Origin is kept with the layer.
 	Origin *Origin
+	// Project is whose turn it takes where builds have to wait.
+	Project string
 }
 
 // Options of a store. Zero values take the default.
@@ -81,7 +83,7 @@ type Options struct {
 	Limits Limits
 	// Timeout of one build: 30 min.
 	Timeout time.Duration
-	// Builds at once: 2. More wait.
+	// Builds at once: 2. More wait, those of each project for its turn.
 	Builds int
 	// Blobs is where layers are kept: a directory in the store's own, which no
 	// other node sees.
@@ -103,6 +105,8 @@ type Options struct {
 	HelperCommand []string
 	// Logger: slog.Default().
 	Logger *slog.Logger
+
+	patience time.Duration // of which tests have less
 }
 
 func (o Options) withDefaults() Options {
@@ -112,6 +116,9 @@ func (o Options) withDefaults() Options {
 	}
 	if o.Builds == 0 {
 		o.Builds = 2
+	}
+	if o.patience == 0 {
+		o.patience = patience
 	}
 	if len(o.HelperCommand) == 0 {
 		o.HelperCommand = []string{"/proc/self/exe", HelperVerb}

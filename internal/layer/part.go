@@ -10,7 +10,7 @@ import (
 
 	"github.com/klauspost/compress/zstd"
 
-	"github.com/opendsec/dsec/internal/layer/blob"
+	"github.com/opendsec/dsec/internal/layer/ahead"
 )
 
 // Parts are read in pieces, some of them at once: a store may take its time to
@@ -22,98 +22,48 @@ const (
 
 // partReader reads a part of a layer in order, of whatever size it is.
 type partReader struct {
+	*ahead.Reader
 	s      *Store
-	blobs  blob.Store
-	ctx    context.Context //nolint:containedctx // of the reads
-	cancel context.CancelFunc
 	digest string
 	part   string
-	pieces chan chan piece // asked for, in order
-	piece  []byte
+	n      int64 // bytes that came
 	err    error // what ended it, unless that was the end
-}
-
-type piece struct {
-	b   []byte
-	err error
 }
 
 // openPart begins to read a part. The caller closes it. An error of a Read is the
 // store's, not_found where there is no such part.
 func (s *Store) openPart(ctx context.Context, digest, part string) *partReader {
-	r := &partReader{s: s, blobs: s.blobs, digest: digest, part: part, pieces: make(chan chan piece, piecesAhead)}
-	r.ctx, r.cancel = context.WithCancel(ctx)
-	go r.fetch()
-	return r
-}
-
-// Close implements io.Closer.
-func (r *partReader) Close() error { r.cancel(); return nil }
-
-// fetch asks for the first piece, and where that is not all for the rest.
-func (r *partReader) fetch() {
-	defer close(r.pieces)
-	first := make(chan piece, 1)
-	r.pieces <- first
-	p, more := r.read(0, pieceSize)
-	if first <- p; !more {
-		return
+	key, blobs := blobKey(digest, part), s.blobs
+	size := func(ctx context.Context) (int64, error) {
+		info, err := blobs.Stat(ctx, key)
+		return info.Size, err
 	}
-	info, err := r.blobs.Stat(r.ctx, blobKey(r.digest, r.part))
-	if err != nil {
-		failed := make(chan piece, 1)
-		failed <- piece{err: err}
-		r.pieces <- failed
-		return
-	}
-	for off := int64(pieceSize); off < info.Size; off += pieceSize {
-		ch := make(chan piece, 1)
-		select {
-		case r.pieces <- ch:
-		case <-r.ctx.Done():
-			return
-		}
-		go func() {
-			want := min(pieceSize, info.Size-off)
-			p, _ := r.read(off, want)
-			if p.err == nil && int64(len(p.b)) < want {
-				p.err = r.s.corrupt(r.digest, r.part, errors.New("it ends too early"))
-			}
-			ch <- p
-		}()
-	}
-}
-
-// read reads one piece; more tells that it does not end the part.
-func (r *partReader) read(off, n int64) (p piece, more bool) {
-	b := make([]byte, n)
-	m, err := r.blobs.ReadAt(r.ctx, blobKey(r.digest, r.part), b, off)
-	if err == io.EOF {
-		return piece{b: b[:m]}, false
-	}
-	return piece{b[:m], err}, err == nil
+	read := func(ctx context.Context, p []byte, off int64) (int, error) { return blobs.ReadAt(ctx, key, p, off) }
+	return &partReader{Reader: ahead.At(ctx, ahead.Options{Piece: pieceSize, Pieces: piecesAhead + 1}, size, read), s: s, digest: digest, part: part}
 }
 
 // Read implements io.Reader.
-func (r *partReader) Read(p []byte) (int, error) {
-	for len(r.piece) == 0 {
-		if r.err != nil {
-			return 0, r.err
-		}
-		ch, ok := <-r.pieces
-		if !ok {
-			if r.ctx.Err() != nil {
-				r.err = context.Cause(r.ctx)
-				return 0, r.err
-			}
-			return 0, io.EOF
-		}
-		next := <-ch
-		r.piece, r.err = next.b, next.err
+func (r *partReader) Read(p []byte) (n int, err error) {
+	n, err = r.Reader.Read(p)
+	r.n += int64(n)
+	if err == io.ErrUnexpectedEOF {
+		err = r.s.corrupt(r.digest, r.part, errors.New("it ends too early"))
 	}
-	n := copy(p, r.piece)
-	r.piece = r.piece[n:]
-	return n, nil
+	if err != nil && err != io.EOF {
+		r.err = err
+	}
+	return n, err
+}
+
+// missing is the error of a part that is not there, or not any more: the layer's own,
+// which was removed meanwhile, or damage.
+func (s *Store) missing(ctx context.Context, digest, part string) error {
+	if _, err := s.blobs.Stat(ctx, blobKey(digest, partManifest)); notFound(err) {
+		return noLayer(digest)
+	} else if err != nil {
+		return err
+	}
+	return s.corrupt(digest, part, errors.New("it is not there"))
 }
 
 // readPart reads a part of at most limit bytes.
@@ -121,7 +71,7 @@ func (s *Store) readPart(ctx context.Context, digest, part string, limit int64) 
 	r := s.openPart(ctx, digest, part)
 	defer r.Close()
 	var b bytes.Buffer
-	n, err := io.Copy(&b, io.LimitReader(r, limit+1))
+	n, err := b.ReadFrom(io.LimitReader(r, limit+1))
 	if err == nil && n > limit {
 		err = s.corrupt(digest, part, errors.New("it is too large"))
 	}
@@ -167,13 +117,13 @@ func (s *Store) readIndexPart(ctx context.Context, digest string, n int64, f fun
 		err = f(io.LimitReader(zr, n))
 		zr.Close()
 	}
-	if notFound(r.err) { // of a layer that was stored before indexes were packed
+	if notFound(r.err) && r.n == 0 { // of a layer that was stored before indexes were packed
 		raw := s.openPart(ctx, digest, partIndex)
 		defer raw.Close()
 		r, err = raw, f(io.LimitReader(raw, n))
 	}
 	if notFound(r.err) {
-		return s.corrupt(digest, partIndex, errors.New("it is not there"))
+		return s.missing(ctx, digest, partIndex)
 	} else if r.err != nil {
 		return r.err
 	}

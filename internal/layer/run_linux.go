@@ -67,11 +67,13 @@ func (s *Store) convert(ctx context.Context, image *os.File, opt convert.Options
 	if ctx.Err() != nil {
 		return convert.Result{}, nil, canceled(ctx)
 	}
-	if err == nil && rep.Error != nil && !sentCut(read, src) {
-		return convert.Result{}, nil, rep.Error
+	if err == nil && rep.Error != nil {
+		err = rep.Error
 	}
-	// The helper has read to the end, or died: the pump has ended or ends
-	// with the read it is in.
+	if err != nil && !sentCut(read, src) { // nobody waits for the rest of the archive
+		return convert.Result{}, nil, err
+	}
+	// The helper has read to the end, or to where its sender broke off.
 	select {
 	case <-pumped:
 	case <-ctx.Done():
@@ -82,8 +84,6 @@ func (s *Store) convert(ctx context.Context, image *os.File, opt convert.Options
 		return convert.Result{}, nil, brokenOff(src.err)
 	case err != nil:
 		return convert.Result{}, nil, err
-	case rep.Error != nil:
-		return convert.Result{}, nil, rep.Error
 	}
 	return *rep.Result, src, checkResult(rep.Result, image)
 }

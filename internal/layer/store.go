@@ -34,9 +34,10 @@ type Store struct {
 	opt    Options
 	lock   *os.File
 	blobs  blob.Store
-	builds chan struct{} // one token for each build that may run
+	builds *turns
 	flight singleflight.Group
-	traces *traces
+	tasks  *tasks
+	traces traces
 	scrubs *scrubs
 
 	names sync.Mutex // held while files get or lose their names: not mu, which creates wait for
@@ -66,8 +67,8 @@ const (
 // it. A layer whose metadata cannot be read is left out and logged; its files stay
 // for a person to look at.
 func Open(dir string, opt Options) (*Store, error) {
-	s := &Store{dir: dir, opt: opt.withDefaults(), layers: map[string]*entry{}, traces: newTraces()}
-	s.builds = make(chan struct{}, s.opt.Builds)
+	s := &Store{dir: dir, opt: opt.withDefaults(), layers: map[string]*entry{}, tasks: newTasks(), traces: traces{busy: map[string]bool{}}}
+	s.builds = newTurns(s.opt.Builds)
 	for _, d := range []string{dir, s.tmp(), s.local(), s.olds()} {
 		if err := os.MkdirAll(d, 0o700); err != nil {
 			return nil, storeError("make layer store", err)
@@ -103,7 +104,7 @@ func Open(dir string, opt Options) (*Store, error) {
 // Close gives the directory up, once no Build runs. Layers stay; holds are
 // forgotten.
 func (s *Store) Close() error {
-	s.traces.close()
+	s.tasks.close()
 	var err error
 	if own, ok := s.blobs.(io.Closer); ok && s.opt.Blobs == nil {
 		err = own.Close()

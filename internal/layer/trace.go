@@ -38,48 +38,33 @@ const (
 	traceTimeout = 5 * time.Minute
 )
 
-// traces is what a store does for traces beside its calls.
+// traces are the layers whose traces are recorded or fetched.
 type traces struct {
-	ctx  context.Context //nolint:containedctx // of the goroutines, until Close
-	end  context.CancelFunc
-	runs sync.WaitGroup
-
 	mu   sync.Mutex
-	busy map[string]bool // layers that are recorded or fetched
-}
-
-func newTraces() *traces {
-	t := &traces{busy: map[string]bool{}}
-	t.ctx, t.end = context.WithCancel(context.Background())
-	return t
-}
-
-func (t *traces) close() {
-	t.mu.Lock() // no run begins after it
-	t.end()
-	t.mu.Unlock()
-	t.runs.Wait()
+	busy map[string]bool
 }
 
 // follow fetches what the trace of a layer that was just opened names. Where the
 // store has no trace it makes one of what is read here in the next while.
 func (s *Store) follow(meta Meta, f LazyFile) {
-	t := s.traces
+	t := &s.traces
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if s.opt.TraceFor == 0 || t.busy[meta.Digest] || t.ctx.Err() != nil {
+	if s.opt.TraceFor == 0 || t.busy[meta.Digest] || !s.tasks.begin() {
 		return
 	}
 	t.busy[meta.Digest] = true // a layer is opened anew while its trace is still made
-	t.runs.Go(func() {
-		err := s.followOne(t.ctx, meta, f)
-		if err != nil && t.ctx.Err() == nil {
+	go func() {
+		defer s.tasks.runs.Done()
+		ctx := s.tasks.ctx
+		err := s.followOne(ctx, meta, f)
+		if err != nil && ctx.Err() == nil {
 			s.opt.Logger.Warn("trace of a layer", "digest", meta.Digest, "error", err)
 		}
 		t.mu.Lock()
 		defer t.mu.Unlock()
 		delete(t.busy, meta.Digest)
-	})
+	}()
 }
 
 func (s *Store) followOne(ctx context.Context, meta Meta, f LazyFile) error {
@@ -128,13 +113,24 @@ func (s *Store) record(ctx context.Context, meta Meta, f LazyFile) (err error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, traceTimeout)
 	defer cancel()
+	return s.storeTrace(ctx, meta, spans)
+}
+
+// storeTrace stores a trace beside its layer, which another node may have removed.
+func (s *Store) storeTrace(ctx context.Context, meta Meta, spans []Span) error {
 	doc, err := json.Marshal(trace{traceVersion, spans[:min(len(spans), traceSpans)]})
 	if err != nil {
 		return err
 	}
-	err = s.blobs.Put(ctx, blobKey(meta.Digest, partTrace), bytes.NewReader(doc), int64(len(doc)))
+	key := blobKey(meta.Digest, partTrace)
+	err = s.blobs.Put(ctx, key, bytes.NewReader(doc), int64(len(doc)))
 	if err != nil && dsec.CodeOf(err) == dsec.CodeConflict { // another node's
 		return nil
+	} else if err != nil {
+		return err
+	}
+	if _, err = s.blobs.Stat(ctx, blobKey(meta.Digest, partManifest)); notFound(err) {
+		return s.blobs.Delete(ctx, key)
 	}
 	return err
 }

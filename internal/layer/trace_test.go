@@ -2,7 +2,11 @@ package layer
 
 import (
 	"fmt"
+	"strings"
 	"testing"
+	"time"
+
+	"github.com/opendsec/dsec"
 )
 
 // ofTraces are documents as a store may give them, and whether they can be used.
@@ -37,6 +41,46 @@ func TestTraceOfAStore(t *testing.T) {
 	if _, err := decodeTrace(fmt.Append(nil, many, `{"offset":0,"length":1}]}`), tracedLayer); err == nil {
 		t.Error("a trace of too many spans")
 	}
+}
+
+// A trace does not outlive its layer: one that comes after the layer went, from a node
+// that has not heard of it, is not left, and what a crash leaves of one is collected.
+func TestTraceOfALayerThatIsGone(t *testing.T) {
+	eachPlace(t, func(t *testing.T, p place) {
+		s, other := p.node(t), p.node(t)
+		ctx, spans := t.Context(), []Span{{0, 4096}}
+		meta := build(t, s, strings.Repeat("content", 10_000))
+		key := blobKey(meta.Digest, partTrace)
+		if err := s.storeTrace(ctx, meta, spans); err != nil {
+			t.Fatal(err)
+		}
+		if got := bytesOf(t, s.blobs, key); string(got) != `{"version":1,"spans":[{"offset":0,"length":4096}]}` {
+			t.Errorf("the trace is %s", got)
+		}
+		if err := other.Remove(ctx, meta.Digest); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.storeTrace(ctx, meta, spans); err != nil {
+			t.Error(err)
+		}
+		_, err := s.blobs.Stat(ctx, key)
+		wantCode(t, err, dsec.CodeNotFound)
+
+		if err := s.blobs.Put(ctx, key, strings.NewReader("x"), 1); err != nil { // by who dies then
+			t.Fatal(err)
+		}
+		if _, err := other.Sweep(ctx, time.Hour); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.blobs.Stat(ctx, key); err != nil {
+			t.Errorf("what was just stored is collected: %v", err)
+		}
+		if _, err := other.Sweep(ctx, -time.Hour); err != nil {
+			t.Fatal(err)
+		}
+		_, err = s.blobs.Stat(ctx, key)
+		wantCode(t, err, dsec.CodeNotFound)
+	})
 }
 
 func FuzzTrace(f *testing.F) {

@@ -9,12 +9,14 @@ package store
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net/url"
 	"os"
+	"strings"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -238,6 +240,25 @@ func (s *Store) Delete(ctx context.Context, key string) (rev int64, err error) {
 		return 0, unknown(err)
 	}
 	return res.Header.Revision, nil
+}
+
+// unitKey is the document that holds the unit's ID.
+const unitKey = "unit"
+
+// Unit is the ID of the unit that this store is of. It is made once.
+func (s *Store) Unit(ctx context.Context) (string, error) {
+	_, err := Create(ctx, s, unitKey, strings.ToLower(rand.Text()))
+	if err != nil && dsec.CodeOf(err) != dsec.CodeConflict {
+		return "", err
+	}
+	docs, err := List[string](ctx, s, unitKey)
+	if err != nil {
+		return "", err
+	}
+	if docs[""] == "" {
+		return "", dsec.Errorf(dsec.CodeInternal, "the unit's ID in the store is damaged")
+	}
+	return docs[""], nil
 }
 
 // Revision is the store's present one.

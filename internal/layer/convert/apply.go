@@ -18,7 +18,7 @@ import (
 // readArchive applies the stream that came in to t. The stream is read to its end,
 // so that what is cut off short is noticed.
 func (c *converter) readArchive(t *tree, r io.Reader) error {
-	r = &capped{r: r, n: c.limits.ArchiveBytes}
+	r = &capped{c: c, r: r}
 	in, done, err := c.open(r)
 	if err != nil {
 		return err
@@ -48,13 +48,13 @@ func (discard) Write(p []byte) (int, error) { return len(p), nil }
 
 // capped ends a stream that is longer than allowed with an error.
 type capped struct {
+	c *converter
 	r io.Reader
-	n int64
 }
 
 func (r *capped) Read(p []byte) (int, error) {
 	n, err := r.r.Read(p)
-	if r.n -= int64(n); r.n < 0 {
+	if r.c.came.Add(int64(n)) > r.c.limits.ArchiveBytes {
 		return 0, dsec.Invalid("data", "the archive has more bytes than allowed")
 	}
 	return n, err
@@ -298,9 +298,23 @@ func (c *converter) setXattrs(n *inode, hdr *tar.Header) error {
 // inode: it decides that when it knows all of them.
 const smallSize = blockSize - inodeSlot
 
-// readContent reads a file's data: what is large to its place in the image, small
-// files and blobs of an image to the scratch. Holes are filled.
+// readContent reads a file's data, whose holes are filled.
 func (c *converter) readContent(t *tree, n *inode, src *source, tr *tar.Reader, hdr *tar.Header, buf []byte) error {
+	if !isSparse(hdr) {
+		return c.readData(t, n, src, tr, hdr, buf)
+	}
+	if err := c.addContent(hdr.Size); err != nil {
+		return err
+	}
+	if err := c.readData(t, n, src, tr, hdr, buf); err != nil {
+		return err
+	}
+	return c.addSparse(hdr.Size)
+}
+
+// readData reads what is large to its place in the image, small files and blobs of an
+// image to the scratch.
+func (c *converter) readData(t *tree, n *inode, src *source, tr *tar.Reader, hdr *tar.Header, buf []byte) error {
 	n.size = hdr.Size
 	if src.outer {
 		done, err := c.applyEarly(t, tr, hdr)
@@ -312,11 +326,6 @@ func (c *converter) readContent(t *tree, n *inode, src *source, tr *tar.Reader, 
 		}
 		if n.gone = done; done {
 			return nil
-		}
-	}
-	if isSparse(hdr) {
-		if err := c.addContent(hdr.Size); err != nil {
-			return err
 		}
 	}
 	if n.size > smallSize && !(src.outer && isPart(hdr.Name)) {

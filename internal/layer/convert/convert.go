@@ -52,8 +52,8 @@ type Limits struct {
 	// ContentBytes of all tar streams read, after decompression; a layer that
 	// is listed twice counts twice, holes of sparse files count: 32 GiB.
 	ContentBytes int64 `json:"content_bytes,omitempty"`
-	// Ratio of bytes after decompression to bytes before, looked at once more
-	// than 256 MiB came out: 200.
+	// Ratio of bytes after decompression to bytes before, and of sparse files with
+	// their holes to the archive, looked at once more than 256 MiB came out: 200.
 	Ratio int64 `json:"ratio,omitempty"`
 	// Entries of all tar streams together, with the directories they imply:
 	// 2,000,000.
@@ -251,6 +251,8 @@ type converter struct {
 	findings findings
 	early    early
 
+	came     atomic.Int64 // bytes of the archive as it came in
+	sparse   int64        // bytes of sparse files, holes counted
 	content  atomic.Int64 // bytes of tar streams read; a layer's are counted beside those of the archive that it is in
 	entries  int64
 	metadata int64 // bytes of names, targets, attributes
@@ -289,6 +291,15 @@ func (c *converter) addEntry(n int64) error {
 func (c *converter) addMetadata(n int) error {
 	if c.metadata += int64(n); c.metadata > c.limits.MetadataBytes {
 		return dsec.Invalid("data", "names and attributes take more than %d bytes", c.limits.MetadataBytes)
+	}
+	return nil
+}
+
+// addSparse counts a sparse file that was read: a few bytes can say any number of holes.
+func (c *converter) addSparse(n int64) error {
+	c.sparse += n
+	if came := c.came.Load(); c.sparse > ratioFloor && c.sparse/c.limits.Ratio > came {
+		return dsec.Invalid("data", "sparse files of %d bytes in %d bytes of archive, want at most %d times as many", c.sparse, came, c.limits.Ratio)
 	}
 	return nil
 }

@@ -3,6 +3,7 @@ package convert
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"io"
 	"sync/atomic"
 
@@ -10,6 +11,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/layer/ahead"
 )
 
 // magics of what is sent in place of an archive. Those are never handed to a
@@ -97,8 +99,8 @@ func (c *converter) open(r io.Reader) (tar io.Reader, done func(), err error) {
 			return nil, nil, packed.damaged(err)
 		}
 		packed.r = zr
-		next := newAhead(packed)
-		tar, done = next, next.stop
+		next := ahead.Stream(context.Background(), ahead.Options{Piece: pieceSize, Pieces: pieceBehind - 1}, packed)
+		tar, done = next, func() { _ = next.Close() }
 	case bytes.HasPrefix(head, zstdMagic):
 		still := &gate{r: br}
 		zr, err := zstd.NewReader(still, zstd.WithDecoderMaxWindow(c.limits.WindowBytes), zstd.WithDecoderConcurrency(2))

@@ -3,6 +3,7 @@ package convert
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"path"
 	"strings"
 
@@ -80,6 +81,21 @@ func (t *tree) file(name string) (*inode, error) {
 	return n, nil
 }
 
+// missing is the error of a file that an image needs: what is in its place, where
+// something is.
+func (t *tree) missing(what, name string) error {
+	if parts, err := splitPath(name); err == nil {
+		if n, err := t.lookup(parts, true); err == nil && n != nil {
+			kind := "no regular file"
+			if n.isDir() {
+				kind = "a directory"
+			}
+			return dsec.Invalid("data", "%s is %s, want a file", what, kind)
+		}
+	}
+	return dsec.Invalid("data", "%s is missing", what)
+}
+
 // document reads a small file of the archive; nil if there is none.
 func (c *converter) document(t *tree, name string) ([]byte, error) {
 	n, err := t.file(name)
@@ -145,7 +161,7 @@ func (c *converter) dockerImage(t *tree, m dockerManifest) (*image, error) {
 		return nil, err
 	}
 	if n == nil {
-		return nil, dsec.Invalid("data", "the configuration %s is missing", quote(m.Config))
+		return nil, t.missing("the configuration "+quote(m.Config), m.Config)
 	}
 	doc, err := c.readDocument(blob{what: "the configuration " + quote(m.Config), file: n, size: n.size, digest: configDigest(m.Config)})
 	if err != nil {
@@ -158,7 +174,7 @@ func (c *converter) dockerImage(t *tree, m dockerManifest) (*image, error) {
 			return nil, err
 		}
 		if n == nil {
-			return nil, dsec.Invalid("data", "the layer %s is missing", quote(name))
+			return nil, t.missing("the layer "+quote(name), name)
 		}
 		b := blob{what: "the layer " + quote(name), file: n, size: n.size}
 		if hex, ok := strings.CutPrefix(name, "blobs/sha256/"); ok {
@@ -192,7 +208,7 @@ func (c *converter) selectOCI(t *tree, sel string, early bool) (*image, error) {
 		return nil, err
 	}
 	if doc == nil {
-		return nil, dsec.Invalid("data", "the OCI layout has no index.json")
+		return nil, t.missing("index.json of the OCI layout", indexFile)
 	}
 	index, err := v1.ParseIndexManifest(bytes.NewReader(doc))
 	if err != nil {
@@ -211,6 +227,23 @@ func (c *converter) selectOCI(t *tree, sel string, early bool) (*image, error) {
 		return nil, err
 	}
 	return c.ociImage(t, descs[i], early)
+}
+
+// IsLayer reports whether a layer of this type is a tar archive, whose compression its
+// content tells: what the type says of it is wrong in images that somebody packed
+// anew. A layer that may not be distributed with its image is one like others where
+// it is there.
+func IsLayer(m types.MediaType) bool {
+	base := string(m)
+	for _, packed := range []string{"+gzip", "+zstd", ".gzip", ".zstd"} {
+		base = strings.TrimSuffix(base, packed)
+	}
+	switch base {
+	case "application/vnd.oci.image.layer.v1.tar", "application/vnd.oci.image.layer.nondistributable.v1.tar",
+		"application/vnd.docker.image.rootfs.diff.tar", "application/vnd.docker.image.rootfs.foreign.diff.tar":
+		return true
+	}
+	return false
 }
 
 func isImage(m types.MediaType) bool { return m == "" || m.IsImage() || m.IsIndex() }
@@ -243,7 +276,11 @@ func (c *converter) ociImage(t *tree, d v1.Descriptor, early bool) (*image, erro
 		return nil, err
 	}
 	img := &image{}
-	for _, l := range m.Layers {
+	for i, l := range m.Layers {
+		if l.MediaType != "" && !IsLayer(l.MediaType) {
+			return nil, &dsec.Error{Code: dsec.CodeUnsupported, Field: "data", Message: fmt.Sprintf(
+				"layer %d of %d is of type %s, want a tar archive as OCI or Docker has it (plain, gzip or zstd, not encrypted)", i+1, len(m.Layers), quote(string(l.MediaType)))}
+		}
 		b, err := c.ociBlob(t, "layer", l, early)
 		if err != nil {
 			return nil, err
@@ -280,14 +317,15 @@ func (c *converter) ociBlob(t *tree, what string, d v1.Descriptor, early bool) (
 	if d.Digest.Algorithm != "sha256" {
 		return blob{}, dsec.Invalid("data", "%s with digest %s, want sha256", what, quote(d.Digest.String()))
 	}
-	n, err := t.file("blobs/sha256/" + d.Digest.Hex)
+	name := "blobs/sha256/" + d.Digest.Hex
+	n, err := t.file(name)
 	if err != nil {
 		return blob{}, err
 	}
 	b := blob{what: what + " " + d.Digest.String(), file: n, size: d.Size, digest: d.Digest.String()}
 	switch {
 	case n == nil && !early:
-		return b, dsec.Invalid("data", "the %s is missing", b.what)
+		return b, t.missing("the "+b.what, name)
 	case n != nil && n.size != d.Size:
 		return b, dsec.Invalid("data", "the %s has %d bytes, its descriptor says %d", b.what, n.size, d.Size)
 	}

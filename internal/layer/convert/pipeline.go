@@ -8,7 +8,7 @@ import (
 )
 
 // What follows has the processors share the work on one stream: each piece of it is
-// hashed, and unpacked, by a goroutine of its own.
+// hashed by a goroutine of its own, as it is unpacked by one (package ahead).
 
 const (
 	pieceSize   = 256 << 10
@@ -90,79 +90,6 @@ func (r *hashed) Read(p []byte) (int, error) {
 	n, err := r.r.Read(p)
 	r.h.add(p[:n])
 	return n, err
-}
-
-// ahead reads a stream before it is asked for.
-type ahead struct {
-	free chan []byte
-	full chan result
-	quit chan struct{}
-	once sync.Once
-	gone chan struct{}
-
-	now  result
-	left []byte // of now
-}
-
-type result struct {
-	b   []byte
-	err error
-}
-
-// newAhead reads r, until its end or stop.
-func newAhead(r io.Reader) *ahead {
-	a := &ahead{free: make(chan []byte, pieceBehind), full: make(chan result, pieceBehind), quit: make(chan struct{}), gone: make(chan struct{})}
-	for range pieceBehind - 1 {
-		a.free <- nil
-	}
-	go a.run(r)
-	return a
-}
-
-func (a *ahead) run(r io.Reader) {
-	defer close(a.gone)
-	for size := pieceSize / 16; ; size = min(2*size, pieceSize) {
-		var b []byte
-		select {
-		case b = <-a.free:
-		case <-a.quit:
-			return
-		}
-		if len(b) < size {
-			b = make([]byte, size)
-		}
-		n, err := io.ReadFull(r, b)
-		if err == io.ErrUnexpectedEOF {
-			err = io.EOF
-		}
-		a.full <- result{b[:n], err}
-		if err != nil {
-			return
-		}
-	}
-}
-
-// Read implements io.Reader.
-func (a *ahead) Read(p []byte) (int, error) {
-	for len(a.left) == 0 {
-		if a.now.err != nil {
-			return 0, a.now.err
-		}
-		if a.now.b != nil {
-			a.free <- a.now.b[:cap(a.now.b)]
-		}
-		a.now = <-a.full
-		a.left = a.now.b
-	}
-	n := copy(p, a.left)
-	a.left = a.left[n:]
-	return n, nil
-}
-
-// stop returns when the stream is not read any more. No Read may follow.
-func (a *ahead) stop() {
-	a.once.Do(func() { close(a.quit) })
-	<-a.gone
 }
 
 // gate is a reader that can be shut while somebody else reads it.

@@ -23,23 +23,23 @@ type calls struct {
 	end     context.CancelFunc
 	running sync.WaitGroup
 
-	events chan Event // to be told
+	events *eventQueue // to be told
 
 	mu     sync.Mutex
 	cancel map[uint64]context.CancelFunc
 }
 
 func newCalls(s *server, c *connection) *calls {
-	k := &calls{s: s, c: c, cancel: map[uint64]context.CancelFunc{}, events: make(chan Event, 1024)}
+	k := &calls{s: s, c: c, cancel: map[uint64]context.CancelFunc{}, events: newEventQueue()}
 	k.ctx, k.end = context.WithCancel(context.Background())
 	k.running.Go(func() {
 		for {
-			select {
-			case e := <-k.events:
-				_ = c.send(&message{Event: &e})
-			case <-k.ctx.Done():
+			e, ok := k.events.next(k.ctx)
+			if !ok {
 				return
 			}
+			k.events.take(e)
+			_ = c.send(&message{Event: &e})
 		}
 	})
 	return k

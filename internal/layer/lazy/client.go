@@ -42,6 +42,8 @@ type Client struct {
 	run      *os.File
 	cacheDir *os.File
 	events   chan Event
+	emitting sync.Mutex
+	queue    *eventQueue // events that have no room in the channel
 
 	mu      sync.Mutex
 	conn    *connection // nil while there is none
@@ -93,7 +95,7 @@ func Connect(ctx context.Context, cfg Config) (*Client, error) {
 		return nil, dsec.Invalid("front_end", "%q, want %q, %q, or nothing", cfg.FrontEnd, Fanotify, FUSE)
 	}
 	cfg.greetFor = cmp.Or(cfg.greetFor, greetFor)
-	c := &Client{cfg: cfg, failing: map[string]string{}, releases: map[string]bool{}, log: cfg.Log, events: make(chan Event, 1024), up: make(chan struct{}),
+	c := &Client{cfg: cfg, failing: map[string]string{}, releases: map[string]bool{}, log: cfg.Log, queue: newEventQueue(), events: make(chan Event, mostEvents), up: make(chan struct{}),
 		held: map[string]*held{}, pending: map[uint64]*pending{}, done: make(chan struct{})}
 	if err := c.openDirs(); err != nil {
 		return nil, err
@@ -109,6 +111,7 @@ func Connect(ctx context.Context, cfg Config) (*Client, error) {
 	life, end := context.WithCancel(context.Background())
 	c.end = end
 	go c.live(life)
+	go c.tell(life)
 	return c, nil
 }
 
@@ -153,14 +156,38 @@ func (c *Client) Lost() []string {
 	return slices.Clone(c.lost)
 }
 
-// Events returns the channel of events. Those for which it has no room are dropped.
+// Events returns the channel of events. Where they are taken too slowly, those are left
+// out that later ones of the same image make void, and corrupt ones.
 func (c *Client) Events() <-chan Event { return c.events }
 
 func (c *Client) emit(e Event) {
-	select {
-	case c.events <- e:
-	default:
-		c.log.Warn("layer event dropped", "kind", e.Kind, "key", e.Key, "reason", e.Reason)
+	c.emitting.Lock()
+	defer c.emitting.Unlock()
+	if c.queue.empty() {
+		select {
+		case c.events <- e:
+			return
+		default:
+		}
+	}
+	if !c.queue.put(e) {
+		c.log.Warn("layer events are left out", "kind", e.Kind, "key", e.Key, "reason", e.Reason)
+	}
+}
+
+// tell hands on what emit found no room for, until the client is closed.
+func (c *Client) tell(ctx context.Context) {
+	for {
+		e, ok := c.queue.next(ctx)
+		if !ok {
+			return
+		}
+		select {
+		case c.events <- e:
+			c.queue.take(e)
+		case <-ctx.Done():
+			return
+		}
 	}
 }
 

@@ -195,10 +195,8 @@ func (s *server) notify(e Event) {
 	if k == nil {
 		return
 	}
-	select {
-	case k.events <- e:
-	default:
-		s.log.Warn("event not told, the client does not read", "kind", e.Kind, "key", e.Key)
+	if !k.events.put(e) {
+		s.log.Warn("events are left out: the client does not read", "kind", e.Kind, "key", e.Key)
 	}
 }
 

@@ -10,6 +10,8 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"strconv"
+	"strings"
 	"time"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -26,15 +28,16 @@ type blob struct {
 	off   int64
 	h     hash.Hash
 	body  io.ReadCloser
-	bad   int  // bodies in a row that brought nothing
-	whole bool // the registry gives no parts
-	at    int  // source
+	bad   int   // bodies in a row that brought nothing
+	ended int64 // where the last body ended that was no longer; -1: none did
+	whole bool  // the registry gives no parts
+	at    int   // source
 	keep  *kept
 }
 
 // open opens a blob: the cache's, or the registry's.
 func (img *Image) open(ctx context.Context, d v1.Descriptor) *blob {
-	b := &blob{ctx: ctx, img: img, d: d, h: sha256.New()}
+	b := &blob{ctx: ctx, img: img, d: d, h: sha256.New(), ended: -1}
 	if c := img.c.cache; c != nil {
 		if f := c.open(img.cacheKey(d), d.Size); f != nil {
 			b.body = f
@@ -108,8 +111,11 @@ func (b *blob) broken(err error) error {
 	if cached {
 		return fmt.Errorf("read cached blob: %w", err)
 	}
-	if err == io.EOF {
-		err = io.ErrUnexpectedEOF
+	if err == io.EOF { // the whole of what the registry has to send
+		if b.ended == b.off {
+			return b.short(b.off)
+		}
+		b.ended, err = b.off, io.ErrUnexpectedEOF
 	}
 	if b.bad++; b.bad >= attempts {
 		return typed(b.img.sources[b.at].host, b.what(), bare(err))
@@ -118,6 +124,18 @@ func (b *blob) broken(err error) error {
 	if !sleep(b.ctx, b.img.c.cfg.times.backoff<<(b.bad-1)) {
 		return typed(b.img.sources[b.at].host, b.what(), context.Cause(b.ctx))
 	}
+	return nil
+}
+
+// short leaves a source that has only so many bytes of the blob: asking again brings
+// no more. What another source has goes on behind them.
+func (b *blob) short(size int64) error {
+	if b.at == len(b.img.sources)-1 {
+		return b.mismatch("has %d bytes, its manifest says %d", size, b.d.Size)
+	}
+	b.img.c.log.Info("mirror has not the whole blob", "mirror", b.img.sources[b.at].host, "digest", b.d.Digest.String(), "bytes", size)
+	b.at++
+	b.bad, b.ended, b.whole = 0, -1, false
 	return nil
 }
 
@@ -193,7 +211,11 @@ func (b *blob) get(s *source) error {
 		return err
 	}
 	skip := int64(0)
+	total := totalOf(res)
 	switch {
+	case ask && total >= 0 && total != b.d.Size: // of a part that it gives, or of one that it has not
+		_ = res.Body.Close()
+		return b.mismatch("has %d bytes, its manifest says %d", total, b.d.Size)
 	case res.StatusCode == http.StatusRequestedRangeNotSatisfiable && ask:
 		_ = res.Body.Close()
 		b.whole = true
@@ -217,13 +239,34 @@ func (b *blob) get(s *source) error {
 	b.body = res.Body
 	if skip > 0 {
 		stop := b.img.c.watch(res.Body)
-		_, err = io.CopyN(io.Discard, res.Body, skip)
+		var n int64
+		n, err = io.CopyN(io.Discard, res.Body, skip)
 		if stop(); err != nil {
 			_ = res.Body.Close()
 			b.body = nil
 		}
+		if err == io.EOF {
+			if b.ended == n {
+				return b.mismatch("has %d bytes, its manifest says %d", n, b.d.Size)
+			}
+			b.ended, err = n, io.ErrUnexpectedEOF
+		}
 	}
 	return err
+}
+
+// totalOf is how large the whole is of which an answer gives a part, or none; -1 where
+// it does not say that.
+func totalOf(res *http.Response) int64 {
+	if res.StatusCode != http.StatusPartialContent && res.StatusCode != http.StatusRequestedRangeNotSatisfiable {
+		return -1
+	}
+	_, after, _ := strings.Cut(res.Header.Get("Content-Range"), "/")
+	total, err := strconv.ParseInt(after, 10, 64)
+	if err != nil {
+		return -1
+	}
+	return total
 }
 
 var errStalled = errors.New("no byte came for too long")

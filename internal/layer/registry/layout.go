@@ -6,11 +6,12 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"sync"
 	"sync/atomic"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/types"
+
+	"github.com/opendsec/dsec/internal/layer/ahead"
 )
 
 // Layout is an image on its way: the tar stream of an OCI layout that holds it
@@ -85,76 +86,67 @@ func (l *Layout) write(ctx context.Context, out io.Writer) error {
 	return w.Close()
 }
 
-// blobs are sent one after another. While one is, those that follow are fetched.
-func (l *Layout) blobs(ctx context.Context, w *tar.Writer) error {
-	ctx, cancel := context.WithCancel(ctx)
-	var all sync.WaitGroup
-	defer all.Wait()
-	defer cancel()
-	var next []*fetch
-	for i, d := range l.img.blobs {
-		for len(next) < fetches && i+len(next) < len(l.img.blobs) {
-			f := &fetch{ctx: ctx, b: l.img.open(ctx, l.img.blobs[i+len(next)]), pieces: make(chan []byte, aheadBytes/pieceBytes)}
-			all.Go(f.run)
-			next = append(next, f)
-		}
-		if err := writeHeader(w, blobName(d.Digest), d.Size); err != nil {
-			return err
-		}
-		for p := range next[0].pieces {
-			if _, err := w.Write(p); err != nil {
-				return err
-			}
-			l.sent.Add(int64(len(p)))
-			free(p)
-		}
-		if err := next[0].err; err != nil {
-			return err
-		}
-		next = next[1:]
-	}
-	return nil
-}
-
 const (
 	fetches    = 3 // blobs at once
 	pieceBytes = 256 << 10
 	aheadBytes = 8 << 20 // of each, that nobody has asked for yet
 )
 
-// fetch is a blob that is fetched before its turn.
-type fetch struct {
-	ctx    context.Context
-	b      *blob
-	pieces chan []byte
-	err    error // once pieces is closed
+// blobs are sent one after another. While one is, those that follow are fetched.
+func (l *Layout) blobs(ctx context.Context, w *tar.Writer) error {
+	var next []*fetch
+	defer func() {
+		for _, f := range next {
+			f.close()
+		}
+	}()
+	for i, d := range l.img.blobs {
+		for len(next) < fetches && i+len(next) < len(l.img.blobs) {
+			next = append(next, l.img.fetch(ctx, l.img.blobs[i+len(next)]))
+		}
+		if err := writeHeader(w, blobName(d.Digest), d.Size); err != nil {
+			return err
+		}
+		if _, err := next[0].WriteTo(&sending{w, &l.sent}); err != nil {
+			return err
+		}
+		next[0].close()
+		next = next[1:]
+	}
+	return nil
 }
 
-var pieces = sync.Pool{New: func() any { return new([pieceBytes]byte) }}
+// fetch is a blob that is fetched before its turn.
+type fetch struct {
+	*ahead.Reader
+	b      *blob
+	cancel context.CancelFunc
+}
 
-func free(piece []byte) { pieces.Put((*[pieceBytes]byte)(piece[:pieceBytes])) }
+func (img *Image) fetch(ctx context.Context, d v1.Descriptor) *fetch {
+	ctx, cancel := context.WithCancel(ctx)
+	b := img.open(ctx, d)
+	return &fetch{ahead.Stream(ctx, ahead.Options{Piece: pieceBytes, Pieces: aheadBytes / pieceBytes}, b), b, cancel}
+}
 
-func (f *fetch) run() {
-	defer close(f.pieces)
-	defer f.b.Close()
-	for {
-		p := pieces.Get().(*[pieceBytes]byte)
-		n, err := io.ReadFull(f.b, p[:])
-		if n > 0 {
-			select {
-			case f.pieces <- p[:n]:
-			case <-f.ctx.Done():
-				f.err = context.Cause(f.ctx)
-				return
-			}
-		}
-		if err == io.EOF || err == io.ErrUnexpectedEOF {
-			return
-		} else if err != nil {
-			f.err = err
-			return
-		}
-	}
+// close returns when nothing of the blob is fetched any more.
+func (f *fetch) close() {
+	f.cancel() // a read that waits for the registry ends
+	_ = f.Close()
+	f.b.Close()
+}
+
+// sending counts what goes by.
+type sending struct {
+	w io.Writer
+	n *atomic.Int64
+}
+
+// Write implements io.Writer.
+func (s *sending) Write(p []byte) (int, error) {
+	n, err := s.w.Write(p)
+	s.n.Add(int64(n))
+	return n, err
 }
 
 func blobName(h v1.Hash) string { return fmt.Sprintf("blobs/%s/%s", h.Algorithm, h.Hex) }

@@ -19,6 +19,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/layer/convert"
 )
 
 // Image is one image of a registry, of which only the manifest was fetched.
@@ -260,7 +261,7 @@ func (img *Image) read(doc []byte) error {
 	img.manifest, img.Size = doc, int64(len(doc))
 	seen := map[v1.Hash]int64{}
 	for i, d := range append([]v1.Descriptor{m.Config}, m.Layers...) {
-		if i > 0 && !d.MediaType.IsLayer() {
+		if i > 0 && !convert.IsLayer(d.MediaType) {
 			return unsupported("layer %d is of type %.100q", i-1, d.MediaType)
 		}
 		if d.Digest.Algorithm != "sha256" {

@@ -521,16 +521,99 @@ func (x *ResolveImageResponse) GetOrigin() *LayerOrigin {
 	return nil
 }
 
-type DropLayerRequest struct {
+type ClaimLayersRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// ID of the control plane's unit.
+	Unit          string `protobuf:"bytes,1,opt,name=unit,proto3" json:"unit,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ClaimLayersRequest) Reset() {
+	*x = ClaimLayersRequest{}
+	mi := &file_dsec_v1_edge_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ClaimLayersRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ClaimLayersRequest) ProtoMessage() {}
+
+func (x *ClaimLayersRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_edge_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ClaimLayersRequest.ProtoReflect.Descriptor instead.
+func (*ClaimLayersRequest) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *ClaimLayersRequest) GetUnit() string {
+	if x != nil {
+		return x.Unit
+	}
+	return ""
+}
+
+type ClaimLayersResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Digest        string                 `protobuf:"bytes,1,opt,name=digest,proto3" json:"digest,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ClaimLayersResponse) Reset() {
+	*x = ClaimLayersResponse{}
+	mi := &file_dsec_v1_edge_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ClaimLayersResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ClaimLayersResponse) ProtoMessage() {}
+
+func (x *ClaimLayersResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_edge_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ClaimLayersResponse.ProtoReflect.Descriptor instead.
+func (*ClaimLayersResponse) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{10}
+}
+
+type DropLayerRequest struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Digest string                 `protobuf:"bytes,1,opt,name=digest,proto3" json:"digest,omitempty"`
+	// As in ClaimLayersRequest.
+	Unit          string `protobuf:"bytes,2,opt,name=unit,proto3" json:"unit,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *DropLayerRequest) Reset() {
 	*x = DropLayerRequest{}
-	mi := &file_dsec_v1_edge_proto_msgTypes[9]
+	mi := &file_dsec_v1_edge_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -542,7 +625,7 @@ func (x *DropLayerRequest) String() string {
 func (*DropLayerRequest) ProtoMessage() {}
 
 func (x *DropLayerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_edge_proto_msgTypes[9]
+	mi := &file_dsec_v1_edge_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -555,12 +638,19 @@ func (x *DropLayerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropLayerRequest.ProtoReflect.Descriptor instead.
 func (*DropLayerRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{9}
+	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *DropLayerRequest) GetDigest() string {
 	if x != nil {
 		return x.Digest
+	}
+	return ""
+}
+
+func (x *DropLayerRequest) GetUnit() string {
+	if x != nil {
+		return x.Unit
 	}
 	return ""
 }
@@ -573,7 +663,7 @@ type DropLayerResponse struct {
 
 func (x *DropLayerResponse) Reset() {
 	*x = DropLayerResponse{}
-	mi := &file_dsec_v1_edge_proto_msgTypes[10]
+	mi := &file_dsec_v1_edge_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -585,7 +675,7 @@ func (x *DropLayerResponse) String() string {
 func (*DropLayerResponse) ProtoMessage() {}
 
 func (x *DropLayerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_edge_proto_msgTypes[10]
+	mi := &file_dsec_v1_edge_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -598,19 +688,21 @@ func (x *DropLayerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropLayerResponse.ProtoReflect.Descriptor instead.
 func (*DropLayerResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{10}
+	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{12}
 }
 
 type SweepLayersRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Age           *durationpb.Duration   `protobuf:"bytes,1,opt,name=age,proto3" json:"age,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Age   *durationpb.Duration   `protobuf:"bytes,1,opt,name=age,proto3" json:"age,omitempty"`
+	// As in ClaimLayersRequest.
+	Unit          string `protobuf:"bytes,2,opt,name=unit,proto3" json:"unit,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SweepLayersRequest) Reset() {
 	*x = SweepLayersRequest{}
-	mi := &file_dsec_v1_edge_proto_msgTypes[11]
+	mi := &file_dsec_v1_edge_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -622,7 +714,7 @@ func (x *SweepLayersRequest) String() string {
 func (*SweepLayersRequest) ProtoMessage() {}
 
 func (x *SweepLayersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_edge_proto_msgTypes[11]
+	mi := &file_dsec_v1_edge_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -635,7 +727,7 @@ func (x *SweepLayersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SweepLayersRequest.ProtoReflect.Descriptor instead.
 func (*SweepLayersRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{11}
+	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *SweepLayersRequest) GetAge() *durationpb.Duration {
@@ -643,6 +735,13 @@ func (x *SweepLayersRequest) GetAge() *durationpb.Duration {
 		return x.Age
 	}
 	return nil
+}
+
+func (x *SweepLayersRequest) GetUnit() string {
+	if x != nil {
+		return x.Unit
+	}
+	return ""
 }
 
 type SweepLayersResponse struct {
@@ -654,7 +753,7 @@ type SweepLayersResponse struct {
 
 func (x *SweepLayersResponse) Reset() {
 	*x = SweepLayersResponse{}
-	mi := &file_dsec_v1_edge_proto_msgTypes[12]
+	mi := &file_dsec_v1_edge_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -666,7 +765,7 @@ func (x *SweepLayersResponse) String() string {
 func (*SweepLayersResponse) ProtoMessage() {}
 
 func (x *SweepLayersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_edge_proto_msgTypes[12]
+	mi := &file_dsec_v1_edge_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -679,7 +778,7 @@ func (x *SweepLayersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SweepLayersResponse.ProtoReflect.Descriptor instead.
 func (*SweepLayersResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{12}
+	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *SweepLayersResponse) GetLayers() []*StoredLayer {
@@ -729,14 +828,19 @@ const file_dsec_v1_edge_proto_rawDesc = "" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\"D\n" +
 	"\x14ResolveImageResponse\x12,\n" +
-	"\x06origin\x18\x01 \x01(\v2\x14.dsec.v1.LayerOriginR\x06origin\"*\n" +
+	"\x06origin\x18\x01 \x01(\v2\x14.dsec.v1.LayerOriginR\x06origin\"(\n" +
+	"\x12ClaimLayersRequest\x12\x12\n" +
+	"\x04unit\x18\x01 \x01(\tR\x04unit\"\x15\n" +
+	"\x13ClaimLayersResponse\">\n" +
 	"\x10DropLayerRequest\x12\x16\n" +
-	"\x06digest\x18\x01 \x01(\tR\x06digest\"\x13\n" +
-	"\x11DropLayerResponse\"A\n" +
+	"\x06digest\x18\x01 \x01(\tR\x06digest\x12\x12\n" +
+	"\x04unit\x18\x02 \x01(\tR\x04unit\"\x13\n" +
+	"\x11DropLayerResponse\"U\n" +
 	"\x12SweepLayersRequest\x12+\n" +
-	"\x03age\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x03age\"C\n" +
+	"\x03age\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x03age\x12\x12\n" +
+	"\x04unit\x18\x02 \x01(\tR\x04unit\"C\n" +
 	"\x13SweepLayersResponse\x12,\n" +
-	"\x06layers\x18\x01 \x03(\v2\x14.dsec.v1.StoredLayerR\x06layers2\xdf\b\n" +
+	"\x06layers\x18\x01 \x03(\v2\x14.dsec.v1.StoredLayerR\x06layers2\xae\t\n" +
 	"\vEdgeService\x128\n" +
 	"\x04Info\x12\x14.dsec.v1.InfoRequest\x1a\x15.dsec.v1.InfoResponse\"\x03\x90\x02\x02\x12T\n" +
 	"\x0fCreateSandboxes\x12\x1f.dsec.v1.CreateSandboxesRequest\x1a .dsec.v1.CreateSandboxesResponse\x12M\n" +
@@ -752,7 +856,8 @@ const file_dsec_v1_edge_proto_rawDesc = "" +
 	"\fResolveImage\x12\x19.dsec.v1.PullLayerRequest\x1a\x1d.dsec.v1.ResolveImageResponse\"\x03\x90\x02\x02\x12I\n" +
 	"\tPullLayer\x12\x19.dsec.v1.PullLayerRequest\x1a\x1a.dsec.v1.PullLayerResponse\"\x03\x90\x02\x020\x01\x12O\n" +
 	"\vExportLayer\x12\x1b.dsec.v1.ExportLayerRequest\x1a\x1c.dsec.v1.ExportLayerResponse\"\x03\x90\x02\x020\x01\x12U\n" +
-	"\rPrefetchLayer\x12\x1d.dsec.v1.PrefetchLayerRequest\x1a\x1e.dsec.v1.PrefetchLayerResponse\"\x03\x90\x02\x020\x01\x12G\n" +
+	"\rPrefetchLayer\x12\x1d.dsec.v1.PrefetchLayerRequest\x1a\x1e.dsec.v1.PrefetchLayerResponse\"\x03\x90\x02\x020\x01\x12M\n" +
+	"\vClaimLayers\x12\x1b.dsec.v1.ClaimLayersRequest\x1a\x1c.dsec.v1.ClaimLayersResponse\"\x03\x90\x02\x02\x12G\n" +
 	"\tDropLayer\x12\x19.dsec.v1.DropLayerRequest\x1a\x1a.dsec.v1.DropLayerResponse\"\x03\x90\x02\x02\x12M\n" +
 	"\vSweepLayers\x12\x1b.dsec.v1.SweepLayersRequest\x1a\x1c.dsec.v1.SweepLayersResponse\"\x03\x90\x02\x02B/Z-github.com/opendsec/dsec/proto/dsec/v1;dsecv1b\x06proto3"
 
@@ -768,7 +873,7 @@ func file_dsec_v1_edge_proto_rawDescGZIP() []byte {
 	return file_dsec_v1_edge_proto_rawDescData
 }
 
-var file_dsec_v1_edge_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
+var file_dsec_v1_edge_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
 var file_dsec_v1_edge_proto_goTypes = []any{
 	(*InfoRequest)(nil),             // 0: dsec.v1.InfoRequest
 	(*InfoResponse)(nil),            // 1: dsec.v1.InfoResponse
@@ -779,77 +884,81 @@ var file_dsec_v1_edge_proto_goTypes = []any{
 	(*FindRequestRequest)(nil),      // 6: dsec.v1.FindRequestRequest
 	(*FindRequestResponse)(nil),     // 7: dsec.v1.FindRequestResponse
 	(*ResolveImageResponse)(nil),    // 8: dsec.v1.ResolveImageResponse
-	(*DropLayerRequest)(nil),        // 9: dsec.v1.DropLayerRequest
-	(*DropLayerResponse)(nil),       // 10: dsec.v1.DropLayerResponse
-	(*SweepLayersRequest)(nil),      // 11: dsec.v1.SweepLayersRequest
-	(*SweepLayersResponse)(nil),     // 12: dsec.v1.SweepLayersResponse
-	(*Limits)(nil),                  // 13: dsec.v1.Limits
-	(*CreateRequest)(nil),           // 14: dsec.v1.CreateRequest
-	(*BatchCreateItem)(nil),         // 15: dsec.v1.BatchCreateItem
-	(*LayerOrigin)(nil),             // 16: dsec.v1.LayerOrigin
-	(*durationpb.Duration)(nil),     // 17: google.protobuf.Duration
-	(*StoredLayer)(nil),             // 18: dsec.v1.StoredLayer
-	(*GetRequest)(nil),              // 19: dsec.v1.GetRequest
-	(*ListRequest)(nil),             // 20: dsec.v1.ListRequest
-	(*KillRequest)(nil),             // 21: dsec.v1.KillRequest
-	(*ExtendRequest)(nil),           // 22: dsec.v1.ExtendRequest
-	(*UsageRequest)(nil),            // 23: dsec.v1.UsageRequest
-	(*ImportLayerRequest)(nil),      // 24: dsec.v1.ImportLayerRequest
-	(*PullLayerRequest)(nil),        // 25: dsec.v1.PullLayerRequest
-	(*ExportLayerRequest)(nil),      // 26: dsec.v1.ExportLayerRequest
-	(*PrefetchLayerRequest)(nil),    // 27: dsec.v1.PrefetchLayerRequest
-	(*GetResponse)(nil),             // 28: dsec.v1.GetResponse
-	(*ListResponse)(nil),            // 29: dsec.v1.ListResponse
-	(*KillResponse)(nil),            // 30: dsec.v1.KillResponse
-	(*ExtendResponse)(nil),          // 31: dsec.v1.ExtendResponse
-	(*UsageResponse)(nil),           // 32: dsec.v1.UsageResponse
-	(*ImportLayerResponse)(nil),     // 33: dsec.v1.ImportLayerResponse
-	(*PullLayerResponse)(nil),       // 34: dsec.v1.PullLayerResponse
-	(*ExportLayerResponse)(nil),     // 35: dsec.v1.ExportLayerResponse
-	(*PrefetchLayerResponse)(nil),   // 36: dsec.v1.PrefetchLayerResponse
+	(*ClaimLayersRequest)(nil),      // 9: dsec.v1.ClaimLayersRequest
+	(*ClaimLayersResponse)(nil),     // 10: dsec.v1.ClaimLayersResponse
+	(*DropLayerRequest)(nil),        // 11: dsec.v1.DropLayerRequest
+	(*DropLayerResponse)(nil),       // 12: dsec.v1.DropLayerResponse
+	(*SweepLayersRequest)(nil),      // 13: dsec.v1.SweepLayersRequest
+	(*SweepLayersResponse)(nil),     // 14: dsec.v1.SweepLayersResponse
+	(*Limits)(nil),                  // 15: dsec.v1.Limits
+	(*CreateRequest)(nil),           // 16: dsec.v1.CreateRequest
+	(*BatchCreateItem)(nil),         // 17: dsec.v1.BatchCreateItem
+	(*LayerOrigin)(nil),             // 18: dsec.v1.LayerOrigin
+	(*durationpb.Duration)(nil),     // 19: google.protobuf.Duration
+	(*StoredLayer)(nil),             // 20: dsec.v1.StoredLayer
+	(*GetRequest)(nil),              // 21: dsec.v1.GetRequest
+	(*ListRequest)(nil),             // 22: dsec.v1.ListRequest
+	(*KillRequest)(nil),             // 23: dsec.v1.KillRequest
+	(*ExtendRequest)(nil),           // 24: dsec.v1.ExtendRequest
+	(*UsageRequest)(nil),            // 25: dsec.v1.UsageRequest
+	(*ImportLayerRequest)(nil),      // 26: dsec.v1.ImportLayerRequest
+	(*PullLayerRequest)(nil),        // 27: dsec.v1.PullLayerRequest
+	(*ExportLayerRequest)(nil),      // 28: dsec.v1.ExportLayerRequest
+	(*PrefetchLayerRequest)(nil),    // 29: dsec.v1.PrefetchLayerRequest
+	(*GetResponse)(nil),             // 30: dsec.v1.GetResponse
+	(*ListResponse)(nil),            // 31: dsec.v1.ListResponse
+	(*KillResponse)(nil),            // 32: dsec.v1.KillResponse
+	(*ExtendResponse)(nil),          // 33: dsec.v1.ExtendResponse
+	(*UsageResponse)(nil),           // 34: dsec.v1.UsageResponse
+	(*ImportLayerResponse)(nil),     // 35: dsec.v1.ImportLayerResponse
+	(*PullLayerResponse)(nil),       // 36: dsec.v1.PullLayerResponse
+	(*ExportLayerResponse)(nil),     // 37: dsec.v1.ExportLayerResponse
+	(*PrefetchLayerResponse)(nil),   // 38: dsec.v1.PrefetchLayerResponse
 }
 var file_dsec_v1_edge_proto_depIdxs = []int32{
 	2,  // 0: dsec.v1.InfoResponse.backends:type_name -> dsec.v1.BackendInfo
-	13, // 1: dsec.v1.InfoResponse.default_limits:type_name -> dsec.v1.Limits
-	13, // 2: dsec.v1.InfoResponse.max_limits:type_name -> dsec.v1.Limits
+	15, // 1: dsec.v1.InfoResponse.default_limits:type_name -> dsec.v1.Limits
+	15, // 2: dsec.v1.InfoResponse.max_limits:type_name -> dsec.v1.Limits
 	4,  // 3: dsec.v1.CreateSandboxesRequest.items:type_name -> dsec.v1.CreateSandboxesItem
-	14, // 4: dsec.v1.CreateSandboxesItem.request:type_name -> dsec.v1.CreateRequest
-	15, // 5: dsec.v1.CreateSandboxesResponse.items:type_name -> dsec.v1.BatchCreateItem
-	16, // 6: dsec.v1.ResolveImageResponse.origin:type_name -> dsec.v1.LayerOrigin
-	17, // 7: dsec.v1.SweepLayersRequest.age:type_name -> google.protobuf.Duration
-	18, // 8: dsec.v1.SweepLayersResponse.layers:type_name -> dsec.v1.StoredLayer
+	16, // 4: dsec.v1.CreateSandboxesItem.request:type_name -> dsec.v1.CreateRequest
+	17, // 5: dsec.v1.CreateSandboxesResponse.items:type_name -> dsec.v1.BatchCreateItem
+	18, // 6: dsec.v1.ResolveImageResponse.origin:type_name -> dsec.v1.LayerOrigin
+	19, // 7: dsec.v1.SweepLayersRequest.age:type_name -> google.protobuf.Duration
+	20, // 8: dsec.v1.SweepLayersResponse.layers:type_name -> dsec.v1.StoredLayer
 	0,  // 9: dsec.v1.EdgeService.Info:input_type -> dsec.v1.InfoRequest
 	3,  // 10: dsec.v1.EdgeService.CreateSandboxes:input_type -> dsec.v1.CreateSandboxesRequest
 	6,  // 11: dsec.v1.EdgeService.FindRequest:input_type -> dsec.v1.FindRequestRequest
-	19, // 12: dsec.v1.EdgeService.GetSandbox:input_type -> dsec.v1.GetRequest
-	20, // 13: dsec.v1.EdgeService.ListSandboxes:input_type -> dsec.v1.ListRequest
-	21, // 14: dsec.v1.EdgeService.KillSandbox:input_type -> dsec.v1.KillRequest
-	22, // 15: dsec.v1.EdgeService.ExtendSandbox:input_type -> dsec.v1.ExtendRequest
-	23, // 16: dsec.v1.EdgeService.GetUsage:input_type -> dsec.v1.UsageRequest
-	24, // 17: dsec.v1.EdgeService.BuildLayer:input_type -> dsec.v1.ImportLayerRequest
-	25, // 18: dsec.v1.EdgeService.ResolveImage:input_type -> dsec.v1.PullLayerRequest
-	25, // 19: dsec.v1.EdgeService.PullLayer:input_type -> dsec.v1.PullLayerRequest
-	26, // 20: dsec.v1.EdgeService.ExportLayer:input_type -> dsec.v1.ExportLayerRequest
-	27, // 21: dsec.v1.EdgeService.PrefetchLayer:input_type -> dsec.v1.PrefetchLayerRequest
-	9,  // 22: dsec.v1.EdgeService.DropLayer:input_type -> dsec.v1.DropLayerRequest
-	11, // 23: dsec.v1.EdgeService.SweepLayers:input_type -> dsec.v1.SweepLayersRequest
-	1,  // 24: dsec.v1.EdgeService.Info:output_type -> dsec.v1.InfoResponse
-	5,  // 25: dsec.v1.EdgeService.CreateSandboxes:output_type -> dsec.v1.CreateSandboxesResponse
-	7,  // 26: dsec.v1.EdgeService.FindRequest:output_type -> dsec.v1.FindRequestResponse
-	28, // 27: dsec.v1.EdgeService.GetSandbox:output_type -> dsec.v1.GetResponse
-	29, // 28: dsec.v1.EdgeService.ListSandboxes:output_type -> dsec.v1.ListResponse
-	30, // 29: dsec.v1.EdgeService.KillSandbox:output_type -> dsec.v1.KillResponse
-	31, // 30: dsec.v1.EdgeService.ExtendSandbox:output_type -> dsec.v1.ExtendResponse
-	32, // 31: dsec.v1.EdgeService.GetUsage:output_type -> dsec.v1.UsageResponse
-	33, // 32: dsec.v1.EdgeService.BuildLayer:output_type -> dsec.v1.ImportLayerResponse
-	8,  // 33: dsec.v1.EdgeService.ResolveImage:output_type -> dsec.v1.ResolveImageResponse
-	34, // 34: dsec.v1.EdgeService.PullLayer:output_type -> dsec.v1.PullLayerResponse
-	35, // 35: dsec.v1.EdgeService.ExportLayer:output_type -> dsec.v1.ExportLayerResponse
-	36, // 36: dsec.v1.EdgeService.PrefetchLayer:output_type -> dsec.v1.PrefetchLayerResponse
-	10, // 37: dsec.v1.EdgeService.DropLayer:output_type -> dsec.v1.DropLayerResponse
-	12, // 38: dsec.v1.EdgeService.SweepLayers:output_type -> dsec.v1.SweepLayersResponse
-	24, // [24:39] is the sub-list for method output_type
-	9,  // [9:24] is the sub-list for method input_type
+	21, // 12: dsec.v1.EdgeService.GetSandbox:input_type -> dsec.v1.GetRequest
+	22, // 13: dsec.v1.EdgeService.ListSandboxes:input_type -> dsec.v1.ListRequest
+	23, // 14: dsec.v1.EdgeService.KillSandbox:input_type -> dsec.v1.KillRequest
+	24, // 15: dsec.v1.EdgeService.ExtendSandbox:input_type -> dsec.v1.ExtendRequest
+	25, // 16: dsec.v1.EdgeService.GetUsage:input_type -> dsec.v1.UsageRequest
+	26, // 17: dsec.v1.EdgeService.BuildLayer:input_type -> dsec.v1.ImportLayerRequest
+	27, // 18: dsec.v1.EdgeService.ResolveImage:input_type -> dsec.v1.PullLayerRequest
+	27, // 19: dsec.v1.EdgeService.PullLayer:input_type -> dsec.v1.PullLayerRequest
+	28, // 20: dsec.v1.EdgeService.ExportLayer:input_type -> dsec.v1.ExportLayerRequest
+	29, // 21: dsec.v1.EdgeService.PrefetchLayer:input_type -> dsec.v1.PrefetchLayerRequest
+	9,  // 22: dsec.v1.EdgeService.ClaimLayers:input_type -> dsec.v1.ClaimLayersRequest
+	11, // 23: dsec.v1.EdgeService.DropLayer:input_type -> dsec.v1.DropLayerRequest
+	13, // 24: dsec.v1.EdgeService.SweepLayers:input_type -> dsec.v1.SweepLayersRequest
+	1,  // 25: dsec.v1.EdgeService.Info:output_type -> dsec.v1.InfoResponse
+	5,  // 26: dsec.v1.EdgeService.CreateSandboxes:output_type -> dsec.v1.CreateSandboxesResponse
+	7,  // 27: dsec.v1.EdgeService.FindRequest:output_type -> dsec.v1.FindRequestResponse
+	30, // 28: dsec.v1.EdgeService.GetSandbox:output_type -> dsec.v1.GetResponse
+	31, // 29: dsec.v1.EdgeService.ListSandboxes:output_type -> dsec.v1.ListResponse
+	32, // 30: dsec.v1.EdgeService.KillSandbox:output_type -> dsec.v1.KillResponse
+	33, // 31: dsec.v1.EdgeService.ExtendSandbox:output_type -> dsec.v1.ExtendResponse
+	34, // 32: dsec.v1.EdgeService.GetUsage:output_type -> dsec.v1.UsageResponse
+	35, // 33: dsec.v1.EdgeService.BuildLayer:output_type -> dsec.v1.ImportLayerResponse
+	8,  // 34: dsec.v1.EdgeService.ResolveImage:output_type -> dsec.v1.ResolveImageResponse
+	36, // 35: dsec.v1.EdgeService.PullLayer:output_type -> dsec.v1.PullLayerResponse
+	37, // 36: dsec.v1.EdgeService.ExportLayer:output_type -> dsec.v1.ExportLayerResponse
+	38, // 37: dsec.v1.EdgeService.PrefetchLayer:output_type -> dsec.v1.PrefetchLayerResponse
+	10, // 38: dsec.v1.EdgeService.ClaimLayers:output_type -> dsec.v1.ClaimLayersResponse
+	12, // 39: dsec.v1.EdgeService.DropLayer:output_type -> dsec.v1.DropLayerResponse
+	14, // 40: dsec.v1.EdgeService.SweepLayers:output_type -> dsec.v1.SweepLayersResponse
+	25, // [25:41] is the sub-list for method output_type
+	9,  // [9:25] is the sub-list for method input_type
 	9,  // [9:9] is the sub-list for extension type_name
 	9,  // [9:9] is the sub-list for extension extendee
 	0,  // [0:9] is the sub-list for field type_name
@@ -869,7 +978,7 @@ func file_dsec_v1_edge_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dsec_v1_edge_proto_rawDesc), len(file_dsec_v1_edge_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   13,
+			NumMessages:   15,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -55,12 +55,16 @@ func (s *Store) readAt(ctx context.Context, key string, p []byte, off int64) (in
 }
 
 // readFile reads from a file that is open, or opens it: also where one that was
-// open fails, which may be another server's.
+// open fails, which may be another server's, or has no name any more, in whose place
+// there may be another one.
 func (s *Store) readFile(key string, b []byte, off int64) (int, error) {
 	if f := s.files.get(key); f != nil {
-		n, err := f.ReadAt(b, off)
-		if err == nil || err == io.EOF {
-			return n, err
+		var st unix.Stat_t
+		if unix.Fstat(int(f.Fd()), &st) == nil && st.Nlink > 0 {
+			n, err := f.ReadAt(b, off)
+			if err == nil || err == io.EOF {
+				return n, err
+			}
 		}
 		s.closeFiles(s.files.drop(key, f))
 	}

@@ -64,6 +64,8 @@ const (
 	// EdgeServicePrefetchLayerProcedure is the fully-qualified name of the EdgeService's PrefetchLayer
 	// RPC.
 	EdgeServicePrefetchLayerProcedure = "/dsec.v1.EdgeService/PrefetchLayer"
+	// EdgeServiceClaimLayersProcedure is the fully-qualified name of the EdgeService's ClaimLayers RPC.
+	EdgeServiceClaimLayersProcedure = "/dsec.v1.EdgeService/ClaimLayers"
 	// EdgeServiceDropLayerProcedure is the fully-qualified name of the EdgeService's DropLayer RPC.
 	EdgeServiceDropLayerProcedure = "/dsec.v1.EdgeService/DropLayer"
 	// EdgeServiceSweepLayersProcedure is the fully-qualified name of the EdgeService's SweepLayers RPC.
@@ -94,11 +96,15 @@ type EdgeServiceClient interface {
 	ExportLayer(context.Context, *connect.Request[v1.ExportLayerRequest]) (*connect.ServerStreamForClient[v1.ExportLayerResponse], error)
 	// PrefetchLayer brings a layer, by its digest, to the node.
 	PrefetchLayer(context.Context, *connect.Request[v1.PrefetchLayerRequest]) (*connect.ServerStreamForClient[v1.PrefetchLayerResponse], error)
+	// ClaimLayers has the store of layers belong to a control plane, where it belongs
+	// to none; conflict where it belongs to another one.
+	ClaimLayers(context.Context, *connect.Request[v1.ClaimLayersRequest]) (*connect.Response[v1.ClaimLayersResponse], error)
 	// DropLayer removes an unreferenced layer from the store; conflict where a
-	// sandbox uses it.
+	// sandbox uses it, or the store belongs to another control plane.
 	DropLayer(context.Context, *connect.Request[v1.DropLayerRequest]) (*connect.Response[v1.DropLayerResponse], error)
 	// SweepLayers lists the layers in the store. What is of none of them, and was
-	// stored longer than age ago, is removed.
+	// stored longer than age ago, is removed. It is a conflict where the store belongs
+	// to another control plane.
 	SweepLayers(context.Context, *connect.Request[v1.SweepLayersRequest]) (*connect.Response[v1.SweepLayersResponse], error)
 }
 
@@ -203,6 +209,13 @@ func NewEdgeServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
+		claimLayers: connect.NewClient[v1.ClaimLayersRequest, v1.ClaimLayersResponse](
+			httpClient,
+			baseURL+EdgeServiceClaimLayersProcedure,
+			connect.WithSchema(edgeServiceMethods.ByName("ClaimLayers")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
+			connect.WithClientOptions(opts...),
+		),
 		dropLayer: connect.NewClient[v1.DropLayerRequest, v1.DropLayerResponse](
 			httpClient,
 			baseURL+EdgeServiceDropLayerProcedure,
@@ -235,6 +248,7 @@ type edgeServiceClient struct {
 	pullLayer       *connect.Client[v1.PullLayerRequest, v1.PullLayerResponse]
 	exportLayer     *connect.Client[v1.ExportLayerRequest, v1.ExportLayerResponse]
 	prefetchLayer   *connect.Client[v1.PrefetchLayerRequest, v1.PrefetchLayerResponse]
+	claimLayers     *connect.Client[v1.ClaimLayersRequest, v1.ClaimLayersResponse]
 	dropLayer       *connect.Client[v1.DropLayerRequest, v1.DropLayerResponse]
 	sweepLayers     *connect.Client[v1.SweepLayersRequest, v1.SweepLayersResponse]
 }
@@ -304,6 +318,11 @@ func (c *edgeServiceClient) PrefetchLayer(ctx context.Context, req *connect.Requ
 	return c.prefetchLayer.CallServerStream(ctx, req)
 }
 
+// ClaimLayers calls dsec.v1.EdgeService.ClaimLayers.
+func (c *edgeServiceClient) ClaimLayers(ctx context.Context, req *connect.Request[v1.ClaimLayersRequest]) (*connect.Response[v1.ClaimLayersResponse], error) {
+	return c.claimLayers.CallUnary(ctx, req)
+}
+
 // DropLayer calls dsec.v1.EdgeService.DropLayer.
 func (c *edgeServiceClient) DropLayer(ctx context.Context, req *connect.Request[v1.DropLayerRequest]) (*connect.Response[v1.DropLayerResponse], error) {
 	return c.dropLayer.CallUnary(ctx, req)
@@ -338,11 +357,15 @@ type EdgeServiceHandler interface {
 	ExportLayer(context.Context, *connect.Request[v1.ExportLayerRequest], *connect.ServerStream[v1.ExportLayerResponse]) error
 	// PrefetchLayer brings a layer, by its digest, to the node.
 	PrefetchLayer(context.Context, *connect.Request[v1.PrefetchLayerRequest], *connect.ServerStream[v1.PrefetchLayerResponse]) error
+	// ClaimLayers has the store of layers belong to a control plane, where it belongs
+	// to none; conflict where it belongs to another one.
+	ClaimLayers(context.Context, *connect.Request[v1.ClaimLayersRequest]) (*connect.Response[v1.ClaimLayersResponse], error)
 	// DropLayer removes an unreferenced layer from the store; conflict where a
-	// sandbox uses it.
+	// sandbox uses it, or the store belongs to another control plane.
 	DropLayer(context.Context, *connect.Request[v1.DropLayerRequest]) (*connect.Response[v1.DropLayerResponse], error)
 	// SweepLayers lists the layers in the store. What is of none of them, and was
-	// stored longer than age ago, is removed.
+	// stored longer than age ago, is removed. It is a conflict where the store belongs
+	// to another control plane.
 	SweepLayers(context.Context, *connect.Request[v1.SweepLayersRequest]) (*connect.Response[v1.SweepLayersResponse], error)
 }
 
@@ -443,6 +466,13 @@ func NewEdgeServiceHandler(svc EdgeServiceHandler, opts ...connect.HandlerOption
 		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
+	edgeServiceClaimLayersHandler := connect.NewUnaryHandler(
+		EdgeServiceClaimLayersProcedure,
+		svc.ClaimLayers,
+		connect.WithSchema(edgeServiceMethods.ByName("ClaimLayers")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
+		connect.WithHandlerOptions(opts...),
+	)
 	edgeServiceDropLayerHandler := connect.NewUnaryHandler(
 		EdgeServiceDropLayerProcedure,
 		svc.DropLayer,
@@ -485,6 +515,8 @@ func NewEdgeServiceHandler(svc EdgeServiceHandler, opts ...connect.HandlerOption
 			edgeServiceExportLayerHandler.ServeHTTP(w, r)
 		case EdgeServicePrefetchLayerProcedure:
 			edgeServicePrefetchLayerHandler.ServeHTTP(w, r)
+		case EdgeServiceClaimLayersProcedure:
+			edgeServiceClaimLayersHandler.ServeHTTP(w, r)
 		case EdgeServiceDropLayerProcedure:
 			edgeServiceDropLayerHandler.ServeHTTP(w, r)
 		case EdgeServiceSweepLayersProcedure:
@@ -548,6 +580,10 @@ func (UnimplementedEdgeServiceHandler) ExportLayer(context.Context, *connect.Req
 
 func (UnimplementedEdgeServiceHandler) PrefetchLayer(context.Context, *connect.Request[v1.PrefetchLayerRequest], *connect.ServerStream[v1.PrefetchLayerResponse]) error {
 	return connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.EdgeService.PrefetchLayer is not implemented"))
+}
+
+func (UnimplementedEdgeServiceHandler) ClaimLayers(context.Context, *connect.Request[v1.ClaimLayersRequest]) (*connect.Response[v1.ClaimLayersResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.EdgeService.ClaimLayers is not implemented"))
 }
 
 func (UnimplementedEdgeServiceHandler) DropLayer(context.Context, *connect.Request[v1.DropLayerRequest]) (*connect.Response[v1.DropLayerResponse], error) {
