@@ -171,10 +171,10 @@ func TestLayerdEndsOnceNobodyNeedsIt(t *testing.T) {
 			c := client()
 			file := openImageFile(t, c, f.image)
 			pidfd := layerdOf(t, c)
-			t.Cleanup(func() { // also of a test that failed
-				if fd := pidfd; fd >= 0 {
-					_ = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
-				}
+			end := layerdOf(t, c)
+			t.Cleanup(func() { // of one that failed
+				_ = unix.PidfdSendSignal(end, unix.SIGKILL, nil, 0)
+				_ = unix.Close(end)
 			})
 			c.Close()
 			checkFile(t, file, f.truth, 0, 1<<20)
@@ -193,7 +193,6 @@ func TestLayerdEndsOnceNobodyNeedsIt(t *testing.T) {
 				_ = file.Close()
 			}
 			ended(t, pidfd)
-			pidfd = -1
 		})
 	}
 }
