@@ -65,22 +65,22 @@ func TestImportTellsOfDamage(t *testing.T) {
 		s := p.node(t)
 		content := strings.Repeat("content", 100_000)
 		meta := build(t, s, content)
-		damage := func() []string {
-			p.spoil(t, blobKey(meta.Digest, partData))
-			build(t, s, content)
-			return s.Lost()
-		}
 		release, err := s.Hold(t.Context(), meta.Digest)
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer release()
+		p.spoil(t, blobKey(meta.Digest, partData))
+		build(t, s, content)
 		var want []string
 		if s.direct() != nil {
 			want = []string{meta.Digest}
 		}
-		if lost := damage(); !slices.Equal(lost, want) {
+		if lost := s.Lost(); !slices.Equal(lost, want) {
 			t.Errorf("lost %v, want %v", lost, want)
+		}
+		release()
+		if err := s.Settle(t.Context(), meta.Digest); err != nil {
+			t.Fatal(err)
 		}
 		again, err := s.Hold(t.Context(), meta.Digest) // it is whole again
 		if err != nil {
