@@ -3,16 +3,12 @@ package apiserver
 import (
 	"bytes"
 	"context"
-	"crypto/tls"
 	"encoding/binary"
 	"io"
-	"net"
 	"net/http"
 	"strings"
 	"testing"
 	"time"
-
-	"golang.org/x/net/http2"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/daemon"
@@ -25,12 +21,9 @@ func TestImportIsAnsweredEarly(t *testing.T) {
 	e := newStub("fake")
 	e.badBuild = dsec.Invalid("data", "no archive at all")
 	r := newRigOver(t, []watcher.Endpoint{{Name: "memory", Transport: &daemon.Local{Handler: e.handler()}}})
-	for name, tr := range map[string]http.RoundTripper{
-		"HTTP/1.1": &http.Transport{},
-		"HTTP/2": &http2.Transport{AllowHTTP: true, DialTLSContext: func(ctx context.Context, network, addr string, _ *tls.Config) (net.Conn, error) {
-			return new(net.Dialer).DialContext(ctx, network, addr)
-		}},
-	} {
+	h2 := new(http.Protocols)
+	h2.SetUnencryptedHTTP2(true)
+	for name, tr := range map[string]*http.Transport{"HTTP/1.1": {}, "HTTP/2": {Protocols: h2}} {
 		t.Run(name, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), uploadReadTimeout/2)
 			defer cancel()

@@ -118,7 +118,9 @@ func (s *Store) fetchManifest(ctx context.Context, digest string) (Meta, error) 
 	var manifest Manifest
 	g.Go(func() error {
 		doc, err := s.readPart(ctx, digest, partManifest, metaBytes)
-		if notFound(err) {
+		if errors.Is(err, blob.ErrDirectory) {
+			return s.corrupt(digest, partManifest, err)
+		} else if notFound(err) {
 			return noLayer(digest)
 		} else if err != nil {
 			return err

@@ -15,6 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/layer/blob"
+	"github.com/opendsec/dsec/internal/layer/blob/dirblob"
 	"github.com/opendsec/dsec/internal/layer/scrub"
 	"github.com/opendsec/dsec/internal/testutil"
 )
@@ -344,6 +346,37 @@ func TestDataThatAreNoFile(t *testing.T) {
 			t.Errorf("%s: %v, want it to name the layer", name, err)
 		}
 	}
+}
+
+// A layer whose manifest is a directory is damaged, and not one that nobody has.
+func TestManifestThatIsADirectory(t *testing.T) {
+	dir := t.TempDir()
+	s := openStoreIn(t, dir, Options{})
+	meta := build(t, s, "content")
+	manifest := filepath.Join(dir, ofLayer(meta)[4])
+	if err := errors.Join(s.Close(), os.RemoveAll(filepath.Join(dir, "local")), os.Remove(manifest), os.Mkdir(manifest, 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	s, err := Open(dir, Options{Logger: testutil.Logger(t), Blobs: mustDir(t, filepath.Join(dir, "blobs"))}) // an own one sweeps it
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	_, err = s.Hold(t.Context(), meta.Digest)
+	wantCode(t, err, dsec.CodeInternal)
+	if e, ok := errors.AsType[*dsec.Error](err); !ok || !strings.Contains(e.Message, meta.Digest) || !strings.Contains(e.Message, "manifest") {
+		t.Errorf("%v, want it to name the layer and its manifest", err)
+	}
+}
+
+func mustDir(t testing.TB, dir string) blob.Store {
+	t.Helper()
+	s, err := dirblob.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close() })
+	return s
 }
 
 // What tells where a layer came from may be anything: nothing depends on it.

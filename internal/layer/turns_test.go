@@ -60,7 +60,7 @@ func TestTurnsAreKept(t *testing.T) {
 		var all sync.WaitGroup
 		for i := range 500 {
 			all.Go(func() {
-				time.Sleep(rand.N(time.Second))
+				time.Sleep(rand.N(time.Second)) //nolint:forbidigo // of the bubble's clock
 				ctx, cancel := context.WithTimeout(t.Context(), rand.N(time.Second))
 				defer cancel()
 				if !turns.take(ctx, string(rune('a'+i%7))) {
@@ -71,7 +71,7 @@ func TestTurnsAreKept(t *testing.T) {
 					t.Errorf("%d at once", running)
 				}
 				mu.Unlock()
-				time.Sleep(rand.N(20 * time.Millisecond))
+				time.Sleep(rand.N(20 * time.Millisecond)) //nolint:forbidigo // of the bubble's clock
 				mu.Lock()
 				running--
 				mu.Unlock()
@@ -92,7 +92,7 @@ type drip struct {
 }
 
 func (d drip) Read(p []byte) (int, error) {
-	time.Sleep(d.wait)
+	time.Sleep(d.wait) //nolint:forbidigo // of the bubble's clock
 	return min(d.n, len(p)), nil
 }
 
@@ -120,7 +120,7 @@ func TestPace(t *testing.T) {
 				for start := time.Now(); time.Since(start) < time.Hour && ctx.Err() == nil; {
 					_, _ = p.Read(b)
 					if tc.source.wait == 0 {
-						time.Sleep(time.Minute) // of whoever reads, who may take his time
+						time.Sleep(time.Minute) //nolint:forbidigo // whoever reads may take his time, of the bubble's clock
 					}
 				}
 				err := context.Cause(ctx)

@@ -105,7 +105,7 @@ func TestBound(t *testing.T) {
 			return len(p), nil
 		})
 		defer r.Close()
-		for n := int64(0); n < 5; n++ {
+		for n := range int64(5) {
 			synctest.Wait()
 			if got := asked.Load(); got != max(n-1, 0)+int64(small.Pieces) {
 				t.Errorf("%d pieces were read once %d are in use or done", got, n)

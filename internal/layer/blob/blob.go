@@ -8,6 +8,7 @@ package blob
 
 import (
 	"context"
+	"errors"
 	"io"
 	"os"
 	"time"
@@ -19,6 +20,10 @@ type Info struct {
 	Size    int64 // bytes
 	Created time.Time
 }
+
+// ErrDirectory is in the chain of a not_found where a directory has the key's name: of
+// other blobs, or one that nothing should have made.
+var ErrDirectory = errors.New("a directory is in its place")
 
 // Store keeps blobs. Its methods may be called from any goroutine.
 //

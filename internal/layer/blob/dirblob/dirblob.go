@@ -205,7 +205,7 @@ func infoOf(f *os.File, key string) (blob.Info, error) {
 		return blob.Info{}, err
 	}
 	if st.Mode&unix.S_IFMT == unix.S_IFDIR {
-		return blob.Info{}, unix.ENOENT // the directory of other keys
+		return blob.Info{}, errDirectory
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFREG {
 		return blob.Info{}, errNotABlob

@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/layer/blob"
 )
 
 // intent is what a failed system call was made for.
@@ -20,6 +21,9 @@ const (
 
 // errNotABlob is of a name that no Put made.
 var errNotABlob = errors.New("neither a regular file nor a directory")
+
+// errDirectory is of the directory of other keys.
+var errDirectory = errors.Join(unix.ENOENT, blob.ErrDirectory)
 
 // storeError gives an error of a system call its code. Its text, which may hold
 // a path of this host, is for the log.
