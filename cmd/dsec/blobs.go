@@ -4,8 +4,11 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
+	"syscall"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -35,7 +38,7 @@ type LayersConfig struct {
 func (l *LayersConfig) validate() error {
 	if l.Store != "" {
 		if err := blob.Check(blobDrivers, l.Store); err != nil {
-			return ofLayers(err)
+			return ofStore(err, "")
 		}
 	}
 	if l.StoreCredentials != "" && !filepath.IsAbs(l.StoreCredentials) {
@@ -63,16 +66,35 @@ func openBlobs(ctx context.Context, cfg *Config, reg prometheus.Registerer) (blo
 	s, err := blob.Open(ctx, blobDrivers, cfg.storeURL(),
 		blob.Credentials{File: cfg.Layers.StoreCredentials, Env: os.LookupEnv},
 		blob.Options{Requests: int(cfg.Layers.StoreRequests), Metrics: reg})
-	return s, ofLayers(err)
+	dir := cfg.storeURL()
+	if dir = strings.TrimPrefix(dir, dirblob.Driver.Scheme+":"); !strings.HasPrefix(dir, "/") {
+		dir = ""
+	}
+	return s, ofStore(err, dir)
 }
 
-// ofLayers has an error about a field name it as the file does.
-func ofLayers(err error) error {
-	e, ok := errors.AsType[*dsec.Error](err)
-	if !ok || e.Code != dsec.CodeInvalid || e.Field == "" {
-		return err
+// ofStore has an error about the store name the key of the configuration. dir is
+// where the store is, if it is a directory.
+func ofStore(err error, dir string) error {
+	if err == nil {
+		return nil
 	}
-	named := *e
-	named.Field = "layers." + e.Field
+	named := *typed(err)
+	switch errno, ok := errors.AsType[syscall.Errno](err); {
+	case named.Field != "":
+		named.Field = "layers." + named.Field
+	case ok && dir != "":
+		named = *ofDir("layers.store", dir, errno)
+	default:
+		named.Field = "layers.store"
+	}
 	return &named
+}
+
+// ofDir is the error of a directory that the configuration names.
+func ofDir(key, dir string, err error) *dsec.Error {
+	return &dsec.Error{
+		Code: systemCode(err), Field: key, Err: err,
+		Message: fmt.Sprintf("%s: %s; want a directory that this process may make, read and write", dir, cause(err)),
+	}
 }

@@ -157,7 +157,7 @@ func loadConfig(path string, strict bool) (*Config, error) {
 			return nil, dsec.Invalid(file, "%v", err)
 		}
 	case path != "" || !errors.Is(err, fs.ErrNotExist):
-		return nil, dsec.Invalid("config", "%v", err)
+		return nil, ofSystem("config", err)
 	}
 	names, err := fromEnv("DSEC", reflect.ValueOf(&c).Elem())
 	if err != nil {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/client"
+	"github.com/opendsec/dsec/internal/layer/tardir"
 )
 
 // place is one side of a copy: a path on this machine, or in a sandbox.
@@ -42,6 +43,11 @@ func runCp(ctx context.Context, e *env, args []string) error {
 	if (src.sandbox == "") == (dst.sandbox == "") {
 		return dsec.Invalid("SRC", "want exactly one of SRC and DST as ID:PATH, with the 25 characters of an ID that `dsec sandbox list` shows")
 	}
+	if src.sandbox != "" || src.path == "-" {
+		if err := f.without("but for files and directories of this machine", "a"); err != nil {
+			return err
+		}
+	}
 	c, err := f.client()
 	if err != nil {
 		return err
@@ -68,7 +74,7 @@ func (c copier) put(ctx context.Context, src, dst string) error {
 	}
 	info, err := os.Stat(src)
 	if err != nil {
-		return dsec.Invalid("SRC", "%v", err)
+		return ofSystem("SRC", err)
 	}
 	target, err := c.target(ctx, src, dst)
 	if err != nil {
@@ -82,7 +88,7 @@ func (c copier) put(ctx context.Context, src, dst string) error {
 				return err
 			}
 		}
-		tree := tarOf(src)
+		tree := tarOf(src, tardir.Write)
 		defer func() { _ = tree.Close() }()
 		_, err = c.sandbox.Upload(ctx, target, tree, user)
 		return err
@@ -91,7 +97,7 @@ func (c copier) put(ctx context.Context, src, dst string) error {
 	}
 	f, err := os.Open(src)
 	if err != nil {
-		return err
+		return ofSystem("SRC", err)
 	}
 	defer func() { _ = f.Close() }()
 	o := client.WriteOptions{Mode: info.Mode()}
@@ -152,7 +158,7 @@ func (c copier) fetch(ctx context.Context, src, dst string) error {
 	} else if err == nil && info.IsDir() {
 		return dsec.Invalid("DST", "is a file, and SRC a directory")
 	} else if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return dsec.Invalid("DST", "%v", err)
+		return ofSystem("DST", err)
 	}
 	switch info.Type {
 	case "dir":
@@ -167,7 +173,7 @@ func (c copier) fetch(ctx context.Context, src, dst string) error {
 func (c copier) fetchFile(ctx context.Context, src, dst string, mode fs.FileMode) error {
 	f, err := os.CreateTemp(filepath.Dir(dst), ".dsec-*")
 	if err != nil {
-		return dsec.Invalid("DST", "%v", err)
+		return &dsec.Error{Code: systemCode(err), Field: "DST", Message: dst + ": " + cause(err), Err: err}
 	}
 	defer func() { _ = os.Remove(f.Name()) }()
 	_, err = c.sandbox.Read(ctx, src, 0, 0, f)
@@ -185,7 +191,7 @@ func (c copier) fetchFile(ctx context.Context, src, dst string, mode fs.FileMode
 
 func (c copier) fetchTree(ctx context.Context, src, dst string) error {
 	if err := os.MkdirAll(dst, 0o755); err != nil {
-		return dsec.Invalid("DST", "%v", err)
+		return ofSystem("DST", err)
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

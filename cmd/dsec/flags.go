@@ -29,20 +29,80 @@ type flags struct {
 	config string
 }
 
+// bareFlags makes the flag set of a verb that reads no configuration.
+func bareFlags(e *env, name string) *flags {
+	f := &flags{FlagSet: flag.NewFlagSet(name, flag.ContinueOnError), env: e}
+	f.SetOutput(io.Discard) // parse tells what is wrong
+	f.Usage = func() {}
+	return f
+}
+
 // newFlags makes the flag set of the verb with the given name.
 func newFlags(e *env, name string) *flags {
-	f := &flags{FlagSet: flag.NewFlagSet(name, flag.ContinueOnError), env: e}
-	f.SetOutput(e.stderr)
-	f.Usage = func() {
-		for _, c := range commands() {
-			if c.name == name {
-				_, _ = fmt.Fprintf(e.stderr, "usage: dsec %s %s\n\n%s\n\n", c.name, c.args, c.short)
-			}
-		}
-		f.PrintDefaults()
-	}
+	f := bareFlags(e, name)
 	f.StringVar(&f.config, "config", "", "configuration `file`; default "+defaultConfigFile)
 	return f
+}
+
+// help writes how the verb is called, and a line for each of its flags.
+func (f *flags) help(w io.Writer) {
+	c := f.command()
+	_, _ = fmt.Fprintf(w, "%s\n\n%s\n\n", c.usage(), c.short)
+	var rows [][]string
+	f.VisitAll(func(g *flag.Flag) {
+		value, text := flag.UnquoteUsage(g)
+		switch g.DefValue {
+		case "", "0", "0s", "false":
+		default:
+			text += " (default " + g.DefValue + ")"
+		}
+		rows = append(rows, []string{"  " + strings.TrimRight(dashed(g.Name)+" "+value, " "), text})
+	})
+	_ = table(w, "", rows)
+}
+
+// dashed is a flag as it is written: with one dash where it is one letter.
+func dashed(name string) string {
+	if len(name) == 1 {
+		return "-" + name
+	}
+	return "--" + name
+}
+
+func (f *flags) command() command {
+	for _, c := range commands() {
+		if c.name == f.Name() {
+			return c
+		}
+	}
+	return command{name: f.Name()}
+}
+
+func (c command) usage() string { return strings.TrimRight("usage: dsec "+c.name+" "+c.args, " ") }
+
+// wrong tells that the verb was called wrong, and how it is called.
+func (f *flags) wrong(format string, args ...any) error {
+	_, _ = fmt.Fprintf(f.env.stderr, "dsec: %s: %s\n%s\n`dsec %s -h` shows its flags\n",
+		f.Name(), fmt.Sprintf(format, args...), f.command().usage(), f.Name())
+	return errUsage
+}
+
+// given are the flags that were given, of those with these names.
+func (f *flags) given(names ...string) (given []string) {
+	f.Visit(func(g *flag.Flag) {
+		if slices.Contains(names, g.Name) {
+			given = append(given, dashed(g.Name))
+		}
+	})
+	return given
+}
+
+// without refuses flags that say nothing of what was asked for.
+func (f *flags) without(what string, names ...string) error {
+	if given := f.given(names...); len(given) > 0 {
+		return dsec.Invalid(given[0], "means nothing %s", what)
+	}
+	return nil
 }
 
 // clientFlags adds what reaches the server.
@@ -60,9 +120,10 @@ func (f *flags) parse(args []string, low, high, verbatim int) ([]string, error) 
 	var pos []string
 	for {
 		if err := f.Parse(args); errors.Is(err, flag.ErrHelp) {
+			f.help(f.env.stdout)
 			return nil, err
 		} else if err != nil {
-			return nil, errUsage // the flag package has reported it
+			return nil, f.wrong("%v", err)
 		}
 		rest := f.Args()
 		if len(rest) == 0 {
@@ -86,10 +147,24 @@ func (f *flags) parse(args []string, low, high, verbatim int) ([]string, error) 
 		return nil, dsec.Invalid("-o", "want table or json")
 	}
 	if len(pos) < low || high >= 0 && len(pos) > high {
-		f.Usage()
-		return nil, errUsage
+		return nil, f.wrong("want %s, got %d", arguments(low, high), len(pos))
 	}
 	return pos, nil
+}
+
+// arguments is a number of them in words.
+func arguments(low, high int) string {
+	switch {
+	case high == 0:
+		return "no arguments"
+	case high == 1 && low == 1:
+		return "1 argument"
+	case high == low:
+		return fmt.Sprintf("%d arguments", low)
+	case high < 0:
+		return fmt.Sprintf("%d or more arguments", low)
+	}
+	return fmt.Sprintf("%d to %d arguments", low, high)
 }
 
 // connect is parse and client in one; the caller closes the client.

@@ -41,26 +41,52 @@ func ofImport(err error, file string) error {
 	return &named
 }
 
-// openArchive opens a file, a directory as a tar, or standard input.
-func openArchive(e *env, name string) (io.ReadCloser, error) {
+// openArchive opens a file, a directory as a tar, or standard input. left is asked at
+// the end for what a directory's tar does not have.
+func openArchive(e *env, name string) (r io.ReadCloser, left func() []string, err error) {
+	none := func() []string { return nil }
 	if name == "-" {
-		return io.NopCloser(e.stdin), nil
+		return io.NopCloser(e.stdin), none, nil
 	}
 	info, err := os.Stat(name)
+	if err == nil && info.IsDir() {
+		t := tarOf(name, tardir.Write)
+		return t, t.findings, nil
+	}
+	var f *os.File
+	if err == nil {
+		f, err = os.Open(name)
+	}
 	if err != nil {
-		return nil, dsec.Invalid("FILE", "%v", err) // which names it
+		return nil, nil, ofSystem("FILE", err)
 	}
-	if info.IsDir() {
-		return tarOf(name), nil
-	}
-	return os.Open(name)
+	return f, none, nil
 }
 
-// tarOf is the tree below dir as a tar stream.
-func tarOf(dir string) io.ReadCloser {
+// treeTar is a directory as a tar stream.
+type treeTar struct {
+	*io.PipeReader
+	ended chan struct{} // closed when left is set
+	left  tardir.LeftOut
+}
+
+func tarOf(dir string, write func(io.Writer, string) (tardir.LeftOut, error)) *treeTar {
 	r, w := io.Pipe()
-	go func() { _ = w.CloseWithError(tardir.Write(w, dir)) }()
-	return r
+	t := &treeTar{PipeReader: r, ended: make(chan struct{})}
+	go func() {
+		defer close(t.ended)
+		left, err := write(w, dir)
+		t.left = left
+		_ = w.CloseWithError(err)
+	}()
+	return t
+}
+
+// findings tells what the stream, which was read to its end, does not have.
+func (t *treeTar) findings() []string {
+	_ = t.Close()
+	<-t.ended
+	return t.left.Findings()
 }
 
 func runLayerList(ctx context.Context, e *env, args []string) error {
@@ -88,7 +114,8 @@ func runLayerInspect(ctx context.Context, e *env, args []string) error {
 		rows = append(rows, []string{"from", from.Location}, []string{"revision", from.Revision})
 	}
 	rows = append(rows, [][]string{
-		{"env", strings.Join(l.Env, " ")}, {"user", dash(l.User)}, {"workdir", dash(l.Workdir)},
+		{"at", dash(l.At)}, {"env", dash(strings.Join(l.Env, " "))}, {"user", dash(l.User)}, {"workdir", dash(l.Workdir)},
+		{"entrypoint", words(l.Entrypoint)}, {"cmd", words(l.Cmd)},
 	}...)
 	for _, finding := range findings {
 		rows = append(rows, []string{"found", finding})
@@ -98,6 +125,14 @@ func runLayerInspect(ctx context.Context, e *env, args []string) error {
 		Names    []string `json:"names"`
 		Findings []string `json:"findings,omitempty"`
 	}{l, names, findings}, "", rows)
+}
+
+// words are the arguments of a command, of which each is told apart.
+func words(args []string) string {
+	if len(args) == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%q", args)
 }
 
 func runLayerTag(ctx context.Context, e *env, args []string) error {

@@ -2,6 +2,11 @@ package main
 
 import (
 	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/opendsec/dsec"
@@ -23,5 +28,87 @@ func TestImportNamesWhatWasGiven(t *testing.T) {
 	}
 	if err := errors.New("of the disk"); ofImport(err, "a.tar") != err {
 		t.Error("an error of this machine is changed")
+	}
+}
+
+// TestFlagsThatMeanNothingAreRefused: before anything is sent. There is no server.
+func TestFlagsThatMeanNothingAreRefused(t *testing.T) {
+	t.Setenv("DSEC_URL", "http://127.0.0.1:1")
+	t.Setenv("DSEC_API_KEY", "e2b_00")
+	dir := t.TempDir()
+	id := strings.Repeat("a", 25)
+	for _, tt := range []struct {
+		flag string
+		args []string
+	}{
+		{"--ref", []string{"layer", "import", "x", dir, "--ref", "v1"}},
+		{"--depth", []string{"layer", "import", "x", dir, "--depth", "1"}},
+		{"--submodules", []string{"layer", "import", "x", "--image", "y", "--submodules"}},
+		{"--no-git", []string{"layer", "import", "--no-git", "x", "-"}},
+		{"--platform", []string{"layer", "import", "x", dir, "--platform", "linux/amd64"}},
+		{"--credentials", []string{"layer", "import", "x", "--git", dir, "--credentials", "none"}},
+		{"--select", []string{"layer", "import", "x", "--image", "y", "--select", "v1"}},
+		{"--select", []string{"layer", "import", "x", "--git", dir, "--select", "v1"}},
+		{"--at", []string{"layer", "import", "x", dir, "--at", "/opt"}},
+		{"--at", []string{"layer", "import", "x", "--git", dir, "--kind", "base", "--at", "/opt"}},
+		{"--kind", []string{"layer", "import", "x", dir, "--kind", "tools"}},
+		{"FILE", []string{"layer", "import", "x", dir, "--git", dir}},
+		{"FILE", []string{"layer", "import", "x", "--image", "y", "--git", dir}},
+		{"FILE", []string{"layer", "import", "x"}},
+		{"-a", []string{"cp", "-a", id + ":/x", dir}},
+		{"-a", []string{"cp", "-a", "-", id + ":/x"}},
+		{"-q", []string{"sandbox", "list", "-q", "-o", "json"}},
+	} {
+		stdout, stderr, code := tell(t, tt.args...)
+		if stdout != "" || code != 2 || !strings.HasPrefix(stderr, "dsec: "+tt.flag+": ") || !strings.HasSuffix(stderr, " (invalid)\n") || strings.Count(stderr, "\n") != 1 {
+			t.Errorf("%q: exit %d, %q", tt.args, code, stderr)
+		}
+	}
+}
+
+// TestErrorsOfThisMachineAreTyped: each has the code and the exit code of its kind, and
+// names what was given.
+func TestErrorsOfThisMachineAreTyped(t *testing.T) {
+	t.Setenv("DSEC_URL", "http://127.0.0.1:1")
+	t.Setenv("DSEC_API_KEY", "e2b_00")
+	t.Chdir(t.TempDir())
+	for _, name := range []string{"taken", "part.tar.part", "docker.json"} {
+		if err := os.WriteFile(name, []byte("{}"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for want, args := range map[string][]string{
+		"dsec: FILE: nosuch.tar: no such file or directory (not_found)\n":              {"layer", "import", "x", "nosuch.tar"},
+		"dsec: FILE: taken/x: not a directory (invalid)\n":                             {"layer", "import", "x", "taken/x"},
+		"dsec: --credentials: nosuch: no such file or directory (not_found)\n":         {"layer", "import", "x", "--image", "y", "--credentials", "nosuch"},
+		"dsec: --credentials: docker.json has none for docker.io (invalid)\n":          {"layer", "import", "x", "--image", "y", "--credentials", "docker.json"},
+		"dsec: FILE: taken is there already (conflict)\n":                              {"layer", "export", "x", "taken"},
+		"dsec: FILE: part.tar.part: file exists (conflict)\n":                          {"layer", "export", "x", "part.tar"},
+		"dsec: FILE: nodir/x.tar.part: no such file or directory (not_found)\n":        {"layer", "export", "x", "nodir/x.tar"},
+		"dsec: SRC: nosuch: no such file or directory (not_found)\n":                   {"cp", "nosuch", strings.Repeat("a", 25) + ":/x"},
+		"dsec: config: nosuch.toml: no such file or directory (not_found)\n":           {"layer", "list", "--config", "nosuch.toml"},
+		"dsec: --git: ./nosuch: no such file or directory (not_found)\n":               {"layer", "import", "x", "--git", "./nosuch"},
+		"dsec: cannot reach http://127.0.0.1:1; is `dsec up` running? (unavailable)\n": {"layer", "remove", "x"},
+	} {
+		code := dsec.Code(want[strings.LastIndex(want, "(")+1 : len(want)-2])
+		_, stderr, exit := tell(t, args...)
+		if stderr != want || exit != dsec.Codes[code].Exit {
+			t.Errorf("%q: exit %d, %q, want %q", args, exit, stderr, want)
+		}
+	}
+	if left, err := filepath.Glob("*"); err != nil || len(left) != 3 {
+		t.Errorf("what failed left %q, %v", left, err)
+	}
+	for code, err := range map[dsec.Code]error{
+		dsec.CodeDenied:    &fs.PathError{Op: "open", Path: "x", Err: syscall.EACCES},
+		dsec.CodeConflict:  &os.LinkError{Op: "rename", Old: "x", New: "y", Err: syscall.EEXIST},
+		dsec.CodeInvalid:   &fs.PathError{Op: "read", Path: "x", Err: syscall.EISDIR},
+		dsec.CodeExhausted: &fs.PathError{Op: "write", Path: "x", Err: syscall.ENOSPC},
+		dsec.CodeInternal:  errors.New("of no kind"),
+		dsec.CodeLost:      dsec.Errorf(dsec.CodeLost, "x"),
+	} {
+		if got := typed(err).Code; got != code {
+			t.Errorf("%v is %s, want %s", err, got, code)
+		}
 	}
 }

@@ -27,6 +27,10 @@ func openLazy(ctx context.Context, cfg *Config, blobs blob.Store, log *slog.Logg
 	if _, direct := blobs.(blob.Opener); direct && cfg.Layers.Verify != verifyAlways {
 		return nil, nil
 	}
+	// Made here, where its key is known.
+	if err := os.MkdirAll(cfg.cacheDir(), 0o700); err != nil {
+		return nil, ofDir("layers.cache_dir", cfg.cacheDir(), err)
+	}
 	secrets := map[string]string{secretFile: cfg.Layers.StoreCredentials}
 	if cfg.Layers.StoreCredentials == "" {
 		for _, name := range []string{"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"} {

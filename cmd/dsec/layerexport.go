@@ -48,13 +48,13 @@ func export(ctx context.Context, e *env, c *client.Client, layers []string, out 
 		return c.ExportLayers(ctx, layers, e.stdout, m.set)
 	}
 	if _, err := os.Lstat(out); err == nil {
-		return "", dsec.Errorf(dsec.CodeConflict, "%s is there already", out)
+		return "", &dsec.Error{Code: dsec.CodeConflict, Field: "FILE", Message: out + " is there already"}
 	}
 	part := out + ".part"
 	if strings.HasSuffix(out, ".tar") {
 		f, err := os.OpenFile(part, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o666)
 		if err != nil {
-			return "", err
+			return "", ofSystem("FILE", err)
 		}
 		defer func() { _ = os.Remove(part) }() // in vain once it has its name
 		digest, err = c.ExportLayers(ctx, layers, f, m.set)
@@ -64,7 +64,7 @@ func export(ctx context.Context, e *env, c *client.Client, layers []string, out 
 		return digest, os.Rename(part, out)
 	}
 	if err := os.Mkdir(part, 0o777); err != nil {
-		return "", err
+		return "", ofSystem("FILE", err)
 	}
 	defer func() { _ = os.RemoveAll(part) }()
 	r, w := io.Pipe()

@@ -3,12 +3,17 @@ package main
 import (
 	"context"
 	"errors"
-	"io"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/client"
 	"github.com/opendsec/dsec/internal/checkout"
 	"github.com/opendsec/dsec/internal/layer/tardir"
+)
+
+// ofGit and ofRegistry are the flags that only --git and --image take.
+var (
+	ofGit      = []string{"ref", "depth", "no-git", "submodules"}
+	ofRegistry = []string{"platform", "credentials"}
 )
 
 // checkoutFlags are those of `dsec layer import --git`.
@@ -40,9 +45,8 @@ func (o *layerImport) fromGit(ctx context.Context, e *env, c *client.Client, nam
 		o.Kind = dsec.LayerWorkspace
 	}
 	o.Origin = &client.LayerOrigin{Type: "git", Location: tree.From, Revision: tree.Commit}
-	r, w := io.Pipe()
+	r := tarOf(tree.Dir, tardir.WriteAsRoot)
 	defer func() { _ = r.Close() }()
-	go func() { _ = w.CloseWithError(tardir.WriteAsRoot(w, tree.Dir)) }()
 	l, findings, err := c.ImportLayer(ctx, name, o.ImportOptions, m.reader(r, 0))
 	if err != nil {
 		err = ofImport(err, tree.From)

@@ -38,8 +38,8 @@ func runLayerImport(ctx context.Context, e *env, args []string) error {
 	if err != nil {
 		return err
 	}
-	if sources := len(args) - 1 + given(o.image) + given(o.git); sources != 1 {
-		return dsec.Invalid("FILE", "want one of FILE, --image REF and --git URL, got %d", sources)
+	if err := o.check(f, args); err != nil {
+		return err
 	}
 	c, err := f.client()
 	if err != nil {
@@ -64,11 +64,31 @@ func runLayerImport(ctx context.Context, e *env, args []string) error {
 	}{l, findings}, "", [][]string{{l.Name, l.Digest, units.Bytes(l.Size)}})
 }
 
-func given(s string) int {
-	if s == "" {
-		return 0
+// check refuses what cannot be meant together, before anything is sent.
+func (o *layerImport) check(f *flags, args []string) error {
+	from := f.given("image", "git")
+	if sources := len(args) - 1 + len(from); sources != 1 {
+		return dsec.Invalid("FILE", "want one of FILE, --image REF and --git URL, got %d", sources)
 	}
-	return 1
+	var wrong error
+	if len(from) == 0 || from[0] != "--git" {
+		wrong = f.without("without --git", ofGit...)
+	} else if o.Kind == "" {
+		o.Kind = dsec.LayerWorkspace
+	}
+	if wrong == nil && (len(from) == 0 || from[0] != "--image") {
+		wrong = f.without("without --image", ofRegistry...)
+	}
+	if wrong == nil && len(from) > 0 {
+		wrong = f.without("but for an archive of several images", "select")
+	}
+	if wrong == nil && o.Kind != "" && !o.Kind.Valid() {
+		wrong = dsec.Invalid("--kind", "%.40q: want %s, %s or %s", o.Kind, dsec.LayerBase, dsec.LayerWorkspace, dsec.LayerToolkit)
+	}
+	if wrong == nil && (o.Kind == "" || o.Kind == dsec.LayerBase) {
+		wrong = f.without("for a base, which is a whole root file system: want --kind workspace or toolkit with it", "at")
+	}
+	return wrong
 }
 
 func (o *layerImport) run(ctx context.Context, e *env, c *client.Client, args []string, m *meter) (client.Layer, []string, error) {
@@ -78,7 +98,7 @@ func (o *layerImport) run(ctx context.Context, e *env, c *client.Client, args []
 	case o.git != "":
 		return o.fromGit(ctx, e, c, args[0], m)
 	}
-	archive, err := openArchive(e, args[1])
+	archive, left, err := openArchive(e, args[1])
 	if err != nil {
 		return client.Layer{}, nil, err
 	}
@@ -91,9 +111,9 @@ func (o *layerImport) run(ctx context.Context, e *env, c *client.Client, args []
 	}
 	l, findings, err := c.ImportLayer(ctx, args[0], o.ImportOptions, m.reader(archive, size))
 	if err != nil {
-		err = ofImport(err, args[1])
+		return l, nil, ofImport(err, args[1])
 	}
-	return l, findings, err
+	return l, append(findings, left()...), nil
 }
 
 func (o *layerImport) fromRegistry(ctx context.Context, c *client.Client, name string, m *meter) (client.Layer, []string, error) {
@@ -119,12 +139,12 @@ func readCredentials(file, ref string) (*client.RegistryCredentials, error) {
 	}
 	f, err := os.Open(file)
 	if err != nil {
-		return nil, dsec.Invalid("--credentials", "%v", err)
+		return nil, ofSystem("--credentials", err)
 	}
 	defer func() { _ = f.Close() }()
 	doc, err := io.ReadAll(io.LimitReader(f, 1<<20))
 	if err != nil {
-		return nil, dsec.Invalid("--credentials", "%v", err)
+		return nil, ofSystem("--credentials", err)
 	}
 	a, err := registry.FindCredentials(doc, r.Host, r.Repository)
 	switch {

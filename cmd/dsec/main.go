@@ -12,10 +12,10 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
 
-	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/layer"
 	"github.com/opendsec/dsec/internal/layer/lazy"
 	"github.com/opendsec/dsec/internal/layer/scrub"
@@ -98,21 +98,19 @@ var errUsage = errors.New("usage")
 // run runs one verb and returns the exit code.
 func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	e := &env{stdin, stdout, stderr}
-	if len(args) == 0 || args[0] == "help" || args[0] == "-h" || args[0] == "--help" {
-		if len(args) > 1 {
-			args = append(args[1:], "-h")
-		} else {
-			usage(stdout)
+	if len(args) == 0 || isHelp(args[0]) {
+		if len(args) < 2 {
+			usage(stdout, "")
 			return 0
 		}
+		args = append(args[1:], "-h")
 	}
 	if args[0] == "--version" {
 		args = append([]string{"version"}, args[1:]...)
 	}
 	cmd, rest, ok := find(args)
 	if !ok {
-		_, _ = fmt.Fprintf(stderr, "dsec: %s: no such command; see `dsec help`\n", strings.Join(args[:min(2, len(args))], " "))
-		return 2
+		return noVerb(e, args)
 	}
 	err := cmd.run(ctx, e, rest)
 	var exit exitError
@@ -128,25 +126,39 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 			_, _ = fmt.Fprintln(stderr, "dsec: "+exit.line)
 		}
 		return exit.code
+	case ctx.Err() != nil && errors.Is(err, context.Canceled):
+		_, _ = fmt.Fprintln(stderr, "dsec: interrupted")
+		return exitInterrupted
 	}
 	_, _ = fmt.Fprintln(stderr, "dsec: "+line(err))
 	return exitCode(err)
 }
 
-// line is err in one line.
-func line(err error) string {
-	text := strings.Join(strings.Fields(err.Error()), " ")
-	if de, ok := errors.AsType[*dsec.Error](err); ok {
-		text = fmt.Sprintf("%s (%s)", strings.Join(strings.Fields(de.Error()), " "), de.Code)
-	}
-	return text
+func isHelp(arg string) bool {
+	return arg == "help" || arg == "-h" || arg == "-help" || arg == "--help"
 }
 
-func exitCode(err error) int {
-	if de, ok := errors.AsType[*dsec.Error](err); ok {
-		return dsec.Codes[de.Code].Exit
+// noVerb tells what there is where no verb is called: the verbs of a group by
+// whose name alone dsec was called.
+func noVerb(e *env, args []string) int {
+	if !isGroup(args[0]) {
+		_, _ = fmt.Fprintf(e.stderr, "dsec: %s: no such command; see `dsec help`\n", args[0])
+		return 2
 	}
-	return 1
+	switch {
+	case len(args) == 1:
+		usage(e.stderr, args[0])
+		return 2
+	case isHelp(args[1]):
+		usage(e.stdout, args[0])
+		return 0
+	}
+	_, _ = fmt.Fprintf(e.stderr, "dsec: %s %s: no such command; see `dsec %s -h`\n", args[0], args[1], args[0])
+	return 2
+}
+
+func isGroup(name string) bool {
+	return slices.ContainsFunc(commands(), func(c command) bool { return strings.HasPrefix(c.name, name+" ") })
 }
 
 func find(args []string) (command, []string, bool) {
@@ -159,22 +171,34 @@ func find(args []string) (command, []string, bool) {
 	return command{}, nil, false
 }
 
-func usage(w io.Writer) {
-	_, _ = fmt.Fprint(w, "usage: dsec COMMAND [flags]\n\n")
+// usage lists the verbs: all, or those of a group.
+func usage(w io.Writer, group string) {
+	what := "COMMAND"
+	if group != "" {
+		group += " "
+		what = group + "COMMAND"
+	}
+	_, _ = fmt.Fprintf(w, "usage: dsec %s [flags]\n\n", what)
 	for _, c := range commands() {
-		if !c.hidden {
+		if !c.hidden && strings.HasPrefix(c.name, group) {
 			_, _ = fmt.Fprintf(w, "  %-15s %s\n", c.name, c.short)
 		}
 	}
-	_, _ = fmt.Fprint(w, "\n`dsec COMMAND -h` shows a command's flags. See docs/cli.md.\n")
+	_, _ = fmt.Fprintf(w, "\n`dsec %s -h` shows a command's flags. See docs/cli.md.\n", what)
 }
 
-func runVersion(_ context.Context, e *env, _ []string) error {
+func runVersion(_ context.Context, e *env, args []string) error {
+	if _, err := bareFlags(e, "version").parse(args, 0, 0, 0); err != nil {
+		return err
+	}
 	_, err := fmt.Fprintln(e.stdout, "dsec "+version)
 	return err
 }
 
-func runConfig(_ context.Context, e *env, _ []string) error {
+func runConfig(_ context.Context, e *env, args []string) error {
+	if _, err := bareFlags(e, "config").parse(args, 0, 0, 0); err != nil {
+		return err
+	}
 	_, err := e.stdout.Write(defaultConfig)
 	return err
 }

@@ -161,6 +161,11 @@ func runList(ctx context.Context, e *env, args []string) error {
 	if _, err := f.parse(args, 0, 0, 0); err != nil {
 		return err
 	}
+	if f.output == "json" {
+		if err := f.without("with -o json, which has all", "q"); err != nil {
+			return err
+		}
+	}
 	if *all && len(o.States) == 0 {
 		o.States = []dsec.State{
 			dsec.StatePending, dsec.StateStarting, dsec.StateRunning, dsec.StatePaused, dsec.StateStopping,
@@ -181,7 +186,7 @@ func runList(ctx context.Context, e *env, args []string) error {
 		views = append(views, view(s))
 		rows = append(rows, []string{string(s.ID), string(s.State), string(s.Spec.Kind), first(s.Spec.Layers), dash(s.Spec.Job), age(s.Created), dash(s.Reason)})
 	}
-	if *quiet && f.output == "table" {
+	if *quiet {
 		for _, v := range views {
 			_, _ = fmt.Fprintln(e.stdout, v.ID)
 		}

@@ -73,7 +73,7 @@ var commitForm = regexp.MustCompile(`^(?:[0-9a-f]{40}|[0-9a-f]{64})$`)
 // one. Errors that the caller can cure are of the fields git and ref.
 func Make(ctx context.Context, o Options) (_ *Checkout, err error) {
 	if _, err := exec.LookPath("git"); err != nil {
-		return nil, dsec.Errorf(dsec.CodeUnsupported, "there is no git on this machine")
+		return nil, &dsec.Error{Code: dsec.CodeUnsupported, Field: "git", Message: "there is no git on this machine, want it in PATH", Err: err}
 	}
 	if o.From == "" || strings.HasPrefix(o.From, "-") || strings.HasPrefix(o.Ref, "-") {
 		return nil, dsec.Invalid("git", "want a URL or a path, and a ref, that do not begin with a dash")
@@ -89,12 +89,18 @@ func Make(ctx context.Context, o Options) (_ *Checkout, err error) {
 	defer func() {
 		if err != nil {
 			_ = c.Remove()
+			if ctx.Err() != nil { // git was killed for it
+				err = context.Cause(ctx)
+			}
 		}
 	}()
-	if fi, err := os.Stat(o.From); err == nil && fi.IsDir() {
+	switch fi, err := os.Stat(o.From); {
+	case err == nil && fi.IsDir():
 		if err := c.local(ctx); err != nil {
 			return nil, err
 		}
+	case err != nil && isPath(o.From):
+		return nil, noSuch(o.From, err)
 	}
 	branch := ""
 	if c.Commit == "" {
@@ -109,6 +115,40 @@ func Make(ctx context.Context, o Options) (_ *Checkout, err error) {
 		return nil, err
 	}
 	return c, nil
+}
+
+// isPath reports whether git takes it for a path: it has no scheme and no host before a colon.
+func isPath(from string) bool {
+	host, _, colon := strings.Cut(from, ":")
+	return !colon || strings.Contains(host, "/")
+}
+
+// noSuch is the error of a path that cannot be looked at.
+func noSuch(path string, err error) error {
+	code := dsec.CodeNotFound
+	if errors.Is(err, fs.ErrPermission) {
+		code = dsec.CodeDenied
+	}
+	cause := err
+	if of, ok := errors.AsType[*fs.PathError](err); ok {
+		cause = of.Err
+	}
+	return &dsec.Error{Code: code, Field: "git", Message: fmt.Sprintf("%s: %v", path, cause), Err: err}
+}
+
+// refused is the error of a repository that gave nothing: of one that is not there it
+// is no use to try again.
+func (c *Checkout) refused(err error, format string, args ...any) error {
+	e := &dsec.Error{Code: dsec.CodeUnavailable, Field: "git", Message: fmt.Sprintf(format, args...) + ": " + err.Error(), Err: err}
+	switch text := err.Error(); {
+	case isPath(c.opt.From): // a file
+		e.Code = dsec.CodeInvalid
+	case strings.Contains(text, "does not appear to be a git repository"), strings.Contains(text, "not found"):
+		e.Code = dsec.CodeNotFound
+	case strings.Contains(text, "not our ref"):
+		e.Code, e.Field = dsec.CodeNotFound, "ref"
+	}
+	return e
 }
 
 // Remove removes the directory.
@@ -178,7 +218,7 @@ func (c *Checkout) remote(ctx context.Context) (commit, branch string, err error
 	}
 	out, err := c.output(ctx, "", append([]string{"ls-remote", "--symref", "--", c.opt.From}, patterns...)...)
 	if err != nil {
-		return "", "", &dsec.Error{Code: dsec.CodeUnavailable, Field: "git", Message: fmt.Sprintf("%s cannot be read: %v", c.From, err)}
+		return "", "", c.refused(err, "%s cannot be read", c.From)
 	}
 	found := map[string]string{}
 	for line := range strings.Lines(out) {
@@ -225,11 +265,15 @@ var own = []string{
 	"-c", "core.untrackedCache=false", "-c", "core.splitIndex=false", "-c", "fetch.writeCommitGraph=false",
 }
 
-// output runs git and gives what it says. Its errors are git's own last words.
+// output runs git and gives what it says. Its errors are git's own last words. A
+// directory is a repository itself, and none below one.
 func (c *Checkout) output(ctx context.Context, dir string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, "git", slices.Concat(own, args)...)
 	cmd.Dir = dir
 	cmd.Env = cleanEnv()
+	if real, err := filepath.EvalSymlinks(dir); err == nil && dir != "" {
+		cmd.Env = append(cmd.Env, "GIT_CEILING_DIRECTORIES="+filepath.Dir(real))
+	}
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	if c.opt.Progress != nil {
@@ -237,13 +281,30 @@ func (c *Checkout) output(ctx context.Context, dir string, args ...string) (stri
 	}
 	err := cmd.Run()
 	if _, ok := errors.AsType[*exec.ExitError](err); ok {
-		lines := strings.Split(strings.TrimSpace(stderr.String()), "\n")
-		if last := strings.TrimSpace(lines[len(lines)-1]); last != "" {
+		if words := said(stderr.String()); words != "" {
 			// git repeats URLs as they were given.
-			err = errors.New(strings.ReplaceAll(last, c.opt.From, c.From))
+			err = errors.New(strings.ReplaceAll(words, c.opt.From, c.From))
 		}
 	}
 	return stdout.String(), err
+}
+
+// said is what git complains of, in one line: without the advice that it gives to
+// people, which stands behind an empty line or before one.
+func said(stderr string) string {
+	var lines []string
+	for line := range strings.Lines(stderr) {
+		line = strings.TrimSpace(line)
+		line = line[strings.LastIndexByte(line, '\r')+1:] // of a line that shows progress, its last state
+		if line == "" && lines != nil {
+			break
+		}
+		if line == "" || strings.HasPrefix(line, "hint:") || strings.HasPrefix(line, "warning:") || strings.HasSuffix(line, ":") {
+			continue
+		}
+		lines = append(lines, strings.TrimPrefix(strings.TrimPrefix(line, "fatal: "), "error: "))
+	}
+	return fmt.Sprintf("%.400s", strings.Join(lines[max(0, len(lines)-3):], "; "))
 }
 
 // cleanEnv is the environment without what makes git work in another repository.
@@ -252,7 +313,7 @@ func cleanEnv() []string {
 	for _, kv := range os.Environ() {
 		name, _, _ := strings.Cut(kv, "=")
 		switch name {
-		case "GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_NAMESPACE", "GIT_TEMPLATE_DIR", "GIT_COMMON_DIR":
+		case "GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_NAMESPACE", "GIT_TEMPLATE_DIR", "GIT_COMMON_DIR", "GIT_CEILING_DIRECTORIES":
 			continue
 		}
 		env = append(env, kv)
@@ -290,7 +351,7 @@ func (r *repository) make(ctx context.Context, deeper int) error {
 		fetch = append(fetch, "--depth="+strconv.Itoa(r.c.opt.Depth))
 	}
 	if err := git(append(fetch, "--", r.from, r.commit)...); err != nil {
-		return &dsec.Error{Code: dsec.CodeUnavailable, Field: "git", Message: fmt.Sprintf("commit %s cannot be fetched from %s: %v", r.commit, Bare(r.from), err)}
+		return r.c.refused(err, "commit %s cannot be fetched from %s", r.commit, Bare(r.from))
 	}
 	if r.branch != "" {
 		if err := git("symbolic-ref", "HEAD", "refs/heads/"+r.branch); err != nil {

@@ -1,6 +1,7 @@
 package checkout
 
 import (
+	"context"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -189,7 +190,21 @@ func TestRefs(t *testing.T) {
 	_, err := Make(t.Context(), Options{From: t.TempDir()})
 	wantError(t, err, dsec.CodeInvalid, "git")
 	_, err = Make(t.Context(), Options{From: "file:///nonexistent/repository"})
+	wantError(t, err, dsec.CodeNotFound, "git")
+	_, err = Make(t.Context(), Options{From: "http://127.0.0.1:1/repository"})
 	wantError(t, err, dsec.CodeUnavailable, "git")
+	_, err = Make(t.Context(), Options{From: "./nosuch"})
+	wantError(t, err, dsec.CodeNotFound, "git")
+	if want := "git: ./nosuch: no such file or directory"; err.Error() != want {
+		t.Errorf("%v, want %s", err, want)
+	}
+	_, err = Make(t.Context(), Options{From: filepath.Join(u.dir, "a")})
+	wantError(t, err, dsec.CodeInvalid, "git")
+	_, err = Make(t.Context(), Options{From: "file://" + u.dir, Ref: strings.Repeat("1", 40), Depth: 1})
+	wantError(t, err, dsec.CodeNotFound, "ref")
+	check(t, os.Mkdir(filepath.Join(u.dir, "below"), 0o755))
+	_, err = Make(t.Context(), Options{From: filepath.Join(u.dir, "below")}) // which is no repository itself
+	wantError(t, err, dsec.CodeInvalid, "git")
 	_, err = Make(t.Context(), Options{From: u.dir, Ref: "--upload-pack=touch x"})
 	wantError(t, err, dsec.CodeInvalid, "git")
 	_, err = Make(t.Context(), Options{From: u.dir, Depth: -1})
@@ -199,6 +214,33 @@ func TestRefs(t *testing.T) {
 		return err != nil
 	}) {
 		t.Errorf("what failed left %q", left)
+	}
+}
+
+// What git says is told in one line, without its advice.
+func TestWordsOfGit(t *testing.T) {
+	for words, want := range map[string]string{
+		"":                                "",
+		"fatal: not found\n":              "not found",
+		"warning: x\nfatal: y\nhint: z\n": "y",
+		"git@host: Permission denied (publickey).\nfatal: Could not read from remote repository.\n\nPlease make sure you have the correct access rights\nand the repository exists.\n": "git@host: Permission denied (publickey).; Could not read from remote repository.",
+		"fatal: detected dubious ownership in repository at '/x'\nTo add an exception for this directory, call:\n\n\tgit config --global --add safe.directory /x\n":                    "detected dubious ownership in repository at '/x'",
+		"Receiving objects:   1%\rReceiving objects: 100%, done.\nfatal: early EOF\n":                                                                                                  "Receiving objects: 100%, done.; early EOF",
+	} {
+		if got := said(words); got != want {
+			t.Errorf("%q is told as %q, want %q", words, got, want)
+		}
+	}
+}
+
+// git that is killed because nobody wants the checkout any more is no fault of the repository.
+func TestGivenUp(t *testing.T) {
+	u := newUpstream(t)
+	u.commit("a", "1")
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := Make(ctx, Options{From: u.dir}); !errors.Is(err, context.Canceled) {
+		t.Error(err)
 	}
 }
 

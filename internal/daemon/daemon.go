@@ -107,7 +107,7 @@ func Loopback(r *http.Request) bool {
 func ListenTCP(addr string) (net.Listener, error) {
 	l, err := net.Listen("tcp", addr)
 	if errors.Is(err, syscall.EADDRINUSE) {
-		return nil, fmt.Errorf("%s is in use; is another dsec running? choose another address with --listen or api.listen", addr)
+		return nil, dsec.Errorf(dsec.CodeConflict, "%s is in use; is another dsec running? choose another address with --listen or api.listen", addr)
 	} else if err != nil {
 		return nil, fmt.Errorf("listen on %s: %w", addr, err)
 	}
@@ -147,7 +147,7 @@ func Lock(dir, key string) (io.Closer, error) {
 	}
 	f, err := hostos.Lock(filepath.Join(dir, "lock"))
 	if errors.Is(err, hostos.ErrLocked) {
-		return nil, fmt.Errorf("%s is in use by another dsec; stop that one, or give this one another %s", dir, key)
+		return nil, dsec.Errorf(dsec.CodeConflict, "%s is in use by another dsec; stop that one, or give this one another %s", dir, key)
 	} else if err != nil {
 		return nil, err // a nil *os.File is not a nil io.Closer
 	}

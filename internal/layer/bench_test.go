@@ -22,7 +22,7 @@ func BenchmarkBuild(b *testing.B) {
 		b.Fatal(err)
 	}
 	defer f.Close()
-	if err := tardir.Write(f, dir); err != nil {
+	if _, err := tardir.Write(f, dir); err != nil {
 		b.Fatal(err)
 	}
 	s := openStore(b, Options{})

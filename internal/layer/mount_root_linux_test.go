@@ -202,7 +202,7 @@ func TestRoundTripThroughKernel(t *testing.T) {
 	for name, dir := range trees {
 		t.Run(name, func(t *testing.T) {
 			pr, pw := io.Pipe()
-			go func() { _ = pw.CloseWithError(tardir.Write(pw, dir)) }()
+			go func() { _, err := tardir.Write(pw, dir); _ = pw.CloseWithError(err) }()
 			meta, findings, err := s.Build(context.Background(), BuildOptions{}, pr)
 			if err != nil {
 				t.Fatal(err)

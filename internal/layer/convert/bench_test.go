@@ -26,7 +26,7 @@ func BenchmarkConvert(b *testing.B) {
 	}
 	archive := open("tar")
 	defer archive.Close()
-	if err := tardir.Write(archive, dir); err != nil {
+	if _, err := tardir.Write(archive, dir); err != nil {
 		b.Fatal(err)
 	}
 	size, _ := archive.Seek(0, io.SeekEnd)

@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -17,34 +18,62 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// LeftOut is what of a directory no tar stream can have.
+type LeftOut struct{ sockets, attributes tally }
+
+type tally struct {
+	n     int
+	first string
+}
+
+func (t *tally) count(name string) {
+	if t.n++; t.n == 1 {
+		t.first = filepath.ToSlash(name)
+	}
+}
+
+// Findings tells of it as the server tells of what it left out of an archive.
+func (l LeftOut) Findings() (list []string) {
+	for _, of := range []struct {
+		what string
+		tally
+	}{{"sockets left out", l.sockets}, {"attributes left out (a tar has none with = in its name)", l.attributes}} {
+		if of.n > 0 {
+			list = append(list, fmt.Sprintf("%s: %d, the first at %s", of.what, of.n, strconv.QuoteToASCII(of.first)))
+		}
+	}
+	return list
+}
+
 // Write writes the tree below dir, dir itself as "./", in constant memory but
 // for one name per file that has several. Kept are modes, owners by number,
-// times, symbolic and hard links, user.* attributes, pipes, device nodes, and
-// names of any bytes; holes become zeros; sockets are left out. A file that
+// times, symbolic and hard links, attributes, pipes, device nodes, and
+// names of any bytes; holes become zeros; sockets are left out. Whoever reads the
+// stream decides which attributes it takes, and tells of the others. A file that
 // changes its size while it is read is an error: the archive would not be what
 // anyone meant.
-func Write(w io.Writer, dir string) error { return write(w, dir, false) }
+func Write(w io.Writer, dir string) (LeftOut, error) { return write(w, dir, false) }
 
 // WriteAsRoot is Write with root as the owner of all.
-func WriteAsRoot(w io.Writer, dir string) error { return write(w, dir, true) }
+func WriteAsRoot(w io.Writer, dir string) (LeftOut, error) { return write(w, dir, true) }
 
-func write(w io.Writer, dir string, asRoot bool) error {
+func write(w io.Writer, dir string, asRoot bool) (LeftOut, error) {
 	dir, err := filepath.EvalSymlinks(dir) // WalkDir does not go into a link
 	if err != nil {
-		return err
+		return LeftOut{}, err
 	}
 	fi, err := os.Stat(dir)
 	if err != nil {
-		return err
+		return LeftOut{}, err
 	}
 	if !fi.IsDir() {
-		return &fs.PathError{Op: "tar", Path: dir, Err: unix.ENOTDIR}
+		return LeftOut{}, &fs.PathError{Op: "tar", Path: dir, Err: unix.ENOTDIR}
 	}
 	t := &writer{tw: tar.NewWriter(w), dir: dir, asRoot: asRoot, links: map[fileID]string{}, buf: make([]byte, 256<<10)}
 	if err := filepath.WalkDir(dir, t.entry); err != nil {
-		return err
+		return t.left, err
 	}
-	return t.tw.Close()
+	return t.left, t.tw.Close()
 }
 
 type fileID struct{ dev, ino uint64 }
@@ -54,6 +83,7 @@ type writer struct {
 	dir    string
 	asRoot bool
 	links  map[fileID]string // first name of files that have several
+	left   LeftOut
 	buf    []byte
 }
 
@@ -70,6 +100,7 @@ func (t *writer) entry(path string, d fs.DirEntry, err error) error {
 		return err
 	}
 	if fi.Mode()&fs.ModeSocket != 0 {
+		t.left.sockets.count(rel)
 		return nil
 	}
 	if fi.Mode().IsRegular() {
@@ -86,7 +117,7 @@ func (t *writer) entry(path string, d fs.DirEntry, err error) error {
 		return err
 	}
 	if fi.IsDir() {
-		if hdr.PAXRecords, err = xattrs(path); err != nil {
+		if hdr.PAXRecords, err = t.xattrs(path, rel); err != nil {
 			return err
 		}
 	}
@@ -113,7 +144,7 @@ func (t *writer) regular(path, rel string) error {
 		return err
 	}
 	if !linked {
-		if hdr.PAXRecords, err = xattrs(path); err != nil {
+		if hdr.PAXRecords, err = t.xattrs(path, rel); err != nil {
 			return err
 		}
 	}
@@ -161,8 +192,12 @@ func (t *writer) header(rel string, fi fs.FileInfo, target string) (hdr *tar.Hea
 	return hdr, false, nil
 }
 
-// xattrs gives the user.* attributes of a file as PAX records.
-func xattrs(path string) (map[string]string, error) {
+// ofMachine is the attribute that every file has where SELinux runs: it is the
+// machine's word on the file, and nothing that was put there.
+const ofMachine = "security.selinux"
+
+// xattrs gives the attributes of a file as PAX records.
+func (t *writer) xattrs(path, rel string) (map[string]string, error) {
 	names, err := getxattr(func(b []byte) (int, error) { return unix.Llistxattr(path, b) })
 	if errors.Is(err, unix.ENOTSUP) {
 		return nil, nil
@@ -172,13 +207,19 @@ func xattrs(path string) (map[string]string, error) {
 	}
 	var records map[string]string
 	for name := range strings.SplitSeq(string(names), "\x00") {
-		// PAX cannot carry a name with an equals sign.
-		if !strings.HasPrefix(name, "user.") || strings.Contains(name, "=") {
+		if name == "" || name == ofMachine {
+			continue
+		}
+		if strings.Contains(name, "=") {
+			t.left.attributes.count(rel)
 			continue
 		}
 		value, err := getxattr(func(b []byte) (int, error) { return unix.Lgetxattr(path, name, b) })
 		if errors.Is(err, unix.ENODATA) {
 			continue
+		}
+		if err != nil && !strings.HasPrefix(name, "user.") {
+			value, err = nil, nil // that there is one is told all the same
 		}
 		if err != nil {
 			return nil, &fs.PathError{Op: "getxattr", Path: path, Err: err}

@@ -15,6 +15,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+
+	"github.com/opendsec/dsec/internal/testutil"
 )
 
 // read gives name, type and target of each entry, and the contents.
@@ -66,7 +68,8 @@ func TestWrite(t *testing.T) {
 	hasXattr := unix.Setxattr(in("a"), "user.k", []byte("v\x00w"), 0) == nil
 
 	var b bytes.Buffer
-	must(Write(&b, dir))
+	left, err := Write(&b, dir)
+	must(err)
 	list, contents, headers := read(t, b.Bytes())
 	want := []string{"5 ./ ", "0 a ", "0 exe ", "2 link ../x", "6 pipe ", "0 sparse ", "5 sub/ ", "1 sub/hard a", "0 sub/\xff\xfe\n "}
 	slices.Sort(list)
@@ -83,29 +86,55 @@ func TestWrite(t *testing.T) {
 	if hasXattr && headers["a"].PAXRecords["SCHILY.xattr.user.k"] != "v\x00w" {
 		t.Errorf("attributes %q", headers["a"].PAXRecords)
 	}
+	want = []string{`sockets left out: 1, the first at "socket"`}
+	if hasXattr && unix.Setxattr(in("a"), "user.k=l", []byte("x"), 0) == nil {
+		left, err = Write(io.Discard, dir)
+		must(err)
+		want = append(want, `attributes left out (a tar has none with = in its name): 1, the first at "a"`)
+	}
+	if diff := cmp.Diff(want, left.Findings()); diff != "" {
+		t.Errorf("left out (-want +got):\n%s", diff)
+	}
 	if headers["exe"].Mode != 0o4755 {
 		t.Errorf("mode %o", headers["exe"].Mode)
 	}
 }
 
+// TestAttributesOfTheSystem: those that no layer keeps are in the stream all the same, so
+// that who imports it tells of them.
+func TestAttributesOfTheSystem(t *testing.T) {
+	testutil.Require(t, testutil.Root)
+	dir := t.TempDir()
+	if err := unix.Setxattr(dir, "trusted.k", []byte("v"), 0); err != nil {
+		t.Fatal(err)
+	}
+	var b bytes.Buffer
+	if _, err := Write(&b, dir); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, headers := read(t, b.Bytes()); headers["./"].PAXRecords["SCHILY.xattr.trusted.k"] != "v" {
+		t.Errorf("records %q", headers["./"].PAXRecords)
+	}
+}
+
 func TestErrors(t *testing.T) {
 	dir := t.TempDir()
-	if err := Write(io.Discard, filepath.Join(dir, "missing")); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := Write(io.Discard, filepath.Join(dir, "missing")); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("missing: %v", err)
 	}
 	path := filepath.Join(dir, "file")
 	if err := os.WriteFile(path, make([]byte, 2<<20), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := Write(io.Discard, path); !errors.Is(err, unix.ENOTDIR) {
+	if _, err := Write(io.Discard, path); !errors.Is(err, unix.ENOTDIR) {
 		t.Errorf("file: %v", err)
 	}
 	broken := errors.New("connection reset")
-	if err := Write(failingWriter{broken}, dir); !errors.Is(err, broken) {
+	if _, err := Write(failingWriter{broken}, dir); !errors.Is(err, broken) {
 		t.Errorf("broken: %v", err)
 	}
 	// A file that shrinks while it is read is told, not padded.
-	if err := Write(&shrinker{path: path}, dir); err == nil {
+	if _, err := Write(&shrinker{path: path}, dir); err == nil {
 		t.Error("a file that shrank was accepted")
 	}
 	// A directory given as a link is what it leads to.
@@ -114,7 +143,7 @@ func TestErrors(t *testing.T) {
 		t.Fatal(err)
 	}
 	var b bytes.Buffer
-	if err := Write(&b, link); err != nil {
+	if _, err := Write(&b, link); err != nil {
 		t.Fatal(err)
 	}
 	if list, _, _ := read(t, b.Bytes()); len(list) != 2 {

@@ -1,0 +1,77 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opendsec/dsec"
+)
+
+// exitInterrupted is the exit code of what a user broke off, as shells have it.
+const exitInterrupted = 130
+
+// line is err in one line, with its code.
+func line(err error) string {
+	e := typed(err)
+	return fmt.Sprintf("%s (%s)", strings.Join(strings.Fields(e.Error()), " "), e.Code)
+}
+
+func exitCode(err error) int { return dsec.Codes[typed(err).Code].Exit }
+
+// typed gives what this machine refused the code that the platform has for it.
+func typed(err error) *dsec.Error {
+	if e, ok := errors.AsType[*dsec.Error](err); ok {
+		return e
+	}
+	return ofSystem("", err)
+}
+
+// ofSystem is the error of a system call about an argument of the command line;
+// field says which, empty if none.
+func ofSystem(field string, err error) *dsec.Error {
+	e := &dsec.Error{Code: systemCode(err), Field: field, Message: err.Error(), Err: err}
+	switch of := err.(type) { // where it is wrapped, that says more
+	case *fs.PathError:
+		e.Message = of.Path + ": " + cause(err)
+	case *os.LinkError:
+		e.Message = of.New + ": " + cause(err)
+	}
+	return e
+}
+
+// cause is an error of a system call without the call and its file.
+func cause(err error) string {
+	switch of := err.(type) {
+	case *fs.PathError:
+		return of.Err.Error()
+	case *os.LinkError:
+		return of.Err.Error()
+	}
+	return err.Error()
+}
+
+// systemCode is whose fault an error of a system call is.
+func systemCode(err error) dsec.Code {
+	for _, row := range []struct {
+		code   dsec.Code
+		errors []error
+	}{
+		{dsec.CodeNotFound, []error{fs.ErrNotExist}},
+		{dsec.CodeDenied, []error{fs.ErrPermission, unix.EROFS}},
+		{dsec.CodeConflict, []error{fs.ErrExist, unix.EADDRINUSE, unix.EBUSY, unix.ETXTBSY}},
+		{dsec.CodeInvalid, []error{unix.EISDIR, unix.ENOTDIR, unix.ENAMETOOLONG, unix.ELOOP, unix.EINVAL}},
+		{dsec.CodeExhausted, []error{unix.ENOSPC, unix.EDQUOT, unix.EFBIG, unix.EMFILE, unix.ENFILE, unix.ENOMEM}},
+	} {
+		for _, of := range row.errors {
+			if errors.Is(err, of) {
+				return row.code
+			}
+		}
+	}
+	return dsec.CodeInternal
+}
