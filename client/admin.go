@@ -17,6 +17,7 @@ type Layer struct {
 	Name         string         `json:"name"`
 	Digest       string         `json:"digest"` // sha256:<hex>
 	Kind         dsec.LayerKind `json:"kind"`
+	At           string         `json:"at,omitempty"` // directory that the import's root was put at
 	Size         int64          `json:"size"`
 	Files        int64          `json:"files"`
 	Created      time.Time      `json:"created"`
@@ -35,7 +36,7 @@ type Layer struct {
 func layerOf(m *dsecv1.Layer) Layer {
 	c := m.GetConfig()
 	return Layer{
-		Name: m.GetName(), Digest: m.GetDigest(), Kind: dsec.LayerKind(m.GetKind()), Size: m.GetSize(), Files: m.GetFiles(), Created: timeOf(m.GetCreated()),
+		Name: m.GetName(), Digest: m.GetDigest(), Kind: dsec.LayerKind(m.GetKind()), At: m.GetAt(), Size: m.GetSize(), Files: m.GetFiles(), Created: timeOf(m.GetCreated()),
 		Source: m.GetSource(), SourceDigest: m.GetSourceDigest(), Origin: originOf(m.GetOrigin()),
 		Env: c.GetEnv(), User: c.GetUser(), Workdir: c.GetWorkdir(), Entrypoint: c.GetEntrypoint(), Cmd: c.GetCmd(),
 	}

@@ -89,6 +89,9 @@ func (s *Server) resolve(ctx context.Context, path string, req *dsecv1.CreateReq
 	if err != nil {
 		return nil, err
 	}
+	if len(req.LayerKinds) > len(req.Layers) {
+		return nil, dsec.Invalid(path+"layer_kinds", "want one for each of the %d layers at most, got %d", len(req.Layers), len(req.LayerKinds))
+	}
 	item := &dsecv1.CreateSandboxesItem{Request: proto.CloneOf(req), LayerNames: req.Layers, BodyDigest: digest}
 	out := item.Request
 	if out.Backend == "" {
@@ -103,9 +106,26 @@ func (s *Server) resolve(ctx context.Context, path string, req *dsecv1.CreateReq
 		if err != nil {
 			return nil, err
 		}
+		if i < len(req.LayerKinds) {
+			if err := t.isOf(dsec.LayerKind(req.LayerKinds[i]), field, ref); err != nil {
+				return nil, err
+			}
+		}
 		out.Layers[i] = t.Digest
 	}
 	return item, nil
+}
+
+// isOf checks that a layer is what the caller takes it for; empty is any.
+func (t tag) isOf(want dsec.LayerKind, field, ref string) error {
+	kind := t.kind()
+	switch {
+	case want == "" || want == kind:
+		return nil
+	case !want.Valid():
+		return dsec.Invalid(field, "of kind %.40q, want %s, %s or %s", want, dsec.LayerBase, dsec.LayerWorkspace, dsec.LayerToolkit)
+	}
+	return dsec.Invalid(field, "%.300q is a %s, want a %s", ref, kind, want)
 }
 
 func checkRequestID(field, id string) error {

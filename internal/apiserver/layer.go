@@ -45,6 +45,7 @@ func (l layerService) ImportLayer(ctx context.Context, in *connect.ClientStream[
 	if err != nil {
 		return nil, err
 	}
+	t.At = open.At
 	project := principal(ctx).Project
 	old, _, err := names.tags.Get(project + "/" + name)
 	if err != nil {

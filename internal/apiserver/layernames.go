@@ -29,6 +29,7 @@ const (
 type tag struct {
 	Digest       string    `json:"digest"`
 	Kind         string    `json:"kind,omitempty"` // empty: base
+	At           string    `json:"at,omitempty"`   // where its root was put
 	Size         int64     `json:"size"`
 	Files        int64     `json:"files"`
 	Created      time.Time `json:"created"`
@@ -43,7 +44,7 @@ type tag struct {
 	Findings     []string  `json:"findings,omitempty"`
 }
 
-// origin is where an import came from; At, where its root was put.
+// origin is where an import came from; At, where the root of a registry's image was put.
 type origin struct {
 	Type     string `json:"type"`
 	Location string `json:"location"`
@@ -216,6 +217,8 @@ func tagOf(l *dsecv1.Layer, findings []string) (tag, error) {
 	}, nil
 }
 
+func (t tag) kind() dsec.LayerKind { return dsec.LayerKind(cmp.Or(t.Kind, string(dsec.LayerBase))) }
+
 func (t tag) message(name string) *dsecv1.Layer {
 	var from *dsecv1.LayerOrigin
 	if o := t.Origin; o != nil {
@@ -223,7 +226,7 @@ func (t tag) message(name string) *dsecv1.Layer {
 	}
 	return &dsecv1.Layer{
 		Origin: from,
-		Name:   name, Digest: t.Digest, Kind: cmp.Or(t.Kind, string(dsec.LayerBase)), Size: t.Size, Files: t.Files, Created: timestamppb.New(t.Created),
+		Name:   name, Digest: t.Digest, Kind: string(t.kind()), At: t.At, Size: t.Size, Files: t.Files, Created: timestamppb.New(t.Created),
 		Source: t.Source, SourceDigest: t.SourceDigest,
 		Config: &dsecv1.LayerConfig{Env: t.Env, User: t.User, Workdir: t.Workdir, Entrypoint: t.Entrypoint, Cmd: t.Cmd},
 	}

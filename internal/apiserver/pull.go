@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -139,6 +140,7 @@ func (s *Server) pull(ctx context.Context, req *dsecv1.PullLayerRequest, detache
 	if !req.Strict {
 		if t, ok := s.layers.ofImage(project, from.GetRevision(), req); ok {
 			t.Origin = &origin{Type: originRegistry, Location: from.GetLocation(), Revision: from.GetRevision(), At: req.At}
+			t.At = req.At
 			return t, began, nil
 		}
 	}
@@ -196,6 +198,7 @@ func (s *Server) fetch(ctx context.Context, p *pull, req *dsecv1.PullLayerReques
 		err = dsec.Errorf(dsec.CodeUnavailable, "the node did not end the import")
 	}
 	t.Origin = &origin{Type: originRegistry, Location: from.GetLocation(), Revision: from.GetRevision(), At: req.At}
+	t.At = req.At
 	return t, err
 }
 
@@ -282,10 +285,18 @@ func (l layerService) ExportLayer(ctx context.Context, req *connect.Request[dsec
 		return dsec.Invalid("layers", "want 1 to %d, got %d", dsec.MaxLayers, n)
 	}
 	msg := &dsecv1.ExportLayerRequest{}
+	var stack dsec.Stack
 	for i, ref := range req.Msg.Layers {
 		t, err := l.s.layers.find(principal(ctx).Project, fmt.Sprintf("layers[%d]", i), ref)
 		if err != nil {
 			return err
+		}
+		// One alone may be of any kind: it can be imported again as that.
+		if err := stack.Add(ref, t.kind()); err != nil && len(req.Msg.Layers) > 1 {
+			return err
+		}
+		if slices.Contains(msg.Layers, t.Digest) {
+			return dsec.Invalid(fmt.Sprintf("layers[%d]", i), "%.300q is there already, want each layer once", ref)
 		}
 		msg.Layers = append(msg.Layers, t.Digest)
 	}

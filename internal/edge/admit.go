@@ -86,7 +86,7 @@ func (e *Edge) parseCreate(ctx context.Context, project string, item *dsecv1.Cre
 			c.lifetime, err = lifetime("max_lifetime", req.MaxLifetime, e.cfg.DefaultMaxLifetime)
 			return err
 		},
-		func() error { return e.layerDefaults(ctx, c.spec) },
+		func() error { return e.layerDefaults(ctx, c.spec, c.layerNames) },
 	} {
 		if err := check(); err != nil {
 			return nil, err
@@ -260,10 +260,10 @@ func lifetime(field string, d *durationpb.Duration, def time.Duration) (time.Dur
 	return d.AsDuration(), nil
 }
 
-// layerDefaults checks that the layers are there, and takes what their images
+// layerDefaults checks that the layers, which the creator calls names, are there, and takes what their images
 // say where the request does not: environment from all, user and workdir from
 // the topmost that has one.
-func (e *Edge) layerDefaults(ctx context.Context, spec *dsec.Spec) error {
+func (e *Edge) layerDefaults(ctx context.Context, spec *dsec.Spec, names []string) error {
 	if len(spec.Layers) > dsec.MaxLayers {
 		return dsec.Invalid("layers", "want at most %d, got %d", dsec.MaxLayers, len(spec.Layers))
 	}
@@ -271,11 +271,12 @@ func (e *Edge) layerDefaults(ctx context.Context, spec *dsec.Spec) error {
 		return dsec.Invalid("layers", "want at least one layer")
 	}
 	var env []string
-	user, workdir, workspace := "", "", -1
+	user, workdir := "", ""
+	var stack dsec.Stack
 	for i, digest := range spec.Layers {
 		field := fmt.Sprintf("layers[%d]", i)
 		if slices.Contains(spec.Layers[:i], digest) {
-			return dsec.Invalid(field, "want each layer once; it is there already") // overlayfs takes none twice
+			return dsec.Invalid(field, "%.300q is there already, want each layer once", nameOf(names, i, digest)) // overlayfs takes none twice
 		}
 		if e.cfg.Layers == nil {
 			return &dsec.Error{Code: dsec.CodeNotFound, Field: field, Message: "no layer " + digest}
@@ -284,8 +285,8 @@ func (e *Edge) layerDefaults(ctx context.Context, spec *dsec.Spec) error {
 		if err != nil {
 			return at(err, field)
 		}
-		if err := placeOf(meta.Kind, i, &workspace); err != nil {
-			return at(err, field)
+		if err := stack.Add(nameOf(names, i, digest), meta.Kind); err != nil {
+			return err
 		}
 		env = mergeEnv(env, meta.Config.Env)
 		if meta.Config.User != "" {
@@ -305,20 +306,12 @@ func (e *Edge) layerDefaults(ctx context.Context, spec *dsec.Spec) error {
 	return nil
 }
 
-// placeOf checks that a layer of this kind may be number i of a sandbox's.
-// workspace is which one is its workspace; negative is none yet.
-func placeOf(kind dsec.LayerKind, i int, workspace *int) error {
-	switch {
-	case i == 0 && kind != dsec.LayerBase:
-		return dsec.Invalid("", "a %s, want a base as the first layer", kind)
-	case i > 0 && kind == dsec.LayerBase:
-		return dsec.Invalid("", "a base, want a workspace or a toolkit on the base that is layers[0]")
-	case kind == dsec.LayerWorkspace && *workspace >= 0:
-		return dsec.Invalid("", "a workspace, want at most one; layers[%d] is one", *workspace)
-	case kind == dsec.LayerWorkspace:
-		*workspace = i
+// nameOf is what the creator calls a layer.
+func nameOf(names []string, i int, digest string) string {
+	if i < len(names) {
+		return names[i]
 	}
-	return nil
+	return digest
 }
 
 // at names the field at fault in err.

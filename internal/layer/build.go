@@ -55,6 +55,9 @@ func (s *Store) Build(ctx context.Context, opt BuildOptions, r io.Reader) (Meta,
 	if err != nil {
 		return Meta{}, nil, err
 	}
+	if kind := cmp.Or(opt.Kind, dsec.LayerBase); res.Files == 0 && kind == dsec.LayerBase && res.Source == convert.SourceRootFS {
+		return Meta{}, nil, dsec.Invalid("data", "nothing is in it, and a base is a whole root file system")
+	}
 	s.beginSync(image)
 	meta := Meta{
 		Manifest: Manifest{Version: manifestVersion, Kind: cmp.Or(opt.Kind, dsec.LayerBase), Size: res.Size, Files: res.Files, Config: res.Config},

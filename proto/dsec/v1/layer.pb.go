@@ -42,7 +42,9 @@ type Layer struct {
 	// Remarks of the lint; of InspectLayer only.
 	Findings []string `protobuf:"bytes,10,rep,name=findings,proto3" json:"findings,omitempty"`
 	// Where what was imported came from, where that is known.
-	Origin        *LayerOrigin `protobuf:"bytes,11,opt,name=origin,proto3" json:"origin,omitempty"`
+	Origin *LayerOrigin `protobuf:"bytes,11,opt,name=origin,proto3" json:"origin,omitempty"`
+	// Directory of a sandbox that the import's root was put at; empty is the root.
+	At            string `protobuf:"bytes,12,opt,name=at,proto3" json:"at,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -152,6 +154,13 @@ func (x *Layer) GetOrigin() *LayerOrigin {
 		return x.Origin
 	}
 	return nil
+}
+
+func (x *Layer) GetAt() string {
+	if x != nil {
+		return x.At
+	}
+	return ""
 }
 
 // LayerOrigin is where an image or a checkout came from.
@@ -1526,7 +1535,7 @@ var File_dsec_v1_layer_proto protoreflect.FileDescriptor
 
 const file_dsec_v1_layer_proto_rawDesc = "" +
 	"\n" +
-	"\x13dsec/v1/layer.proto\x12\adsec.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xdc\x02\n" +
+	"\x13dsec/v1/layer.proto\x12\adsec.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xec\x02\n" +
 	"\x05Layer\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06digest\x18\x02 \x01(\tR\x06digest\x12\x12\n" +
@@ -1539,7 +1548,8 @@ const file_dsec_v1_layer_proto_rawDesc = "" +
 	"\x04kind\x18\t \x01(\tR\x04kind\x12\x1a\n" +
 	"\bfindings\x18\n" +
 	" \x03(\tR\bfindings\x12,\n" +
-	"\x06origin\x18\v \x01(\v2\x14.dsec.v1.LayerOriginR\x06origin\"Y\n" +
+	"\x06origin\x18\v \x01(\v2\x14.dsec.v1.LayerOriginR\x06origin\x12\x0e\n" +
+	"\x02at\x18\f \x01(\tR\x02at\"Y\n" +
 	"\vLayerOrigin\x12\x12\n" +
 	"\x04type\x18\x01 \x01(\tR\x04type\x12\x1a\n" +
 	"\blocation\x18\x02 \x01(\tR\blocation\x12\x1a\n" +

@@ -48,7 +48,11 @@ type CreateRequest struct {
 	RequestId string `protobuf:"bytes,11,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	// Names of mirrors and whether they may be reached. All false is no network;
 	// any true is `unsupported` until it can be enforced.
-	NetworkRules  map[string]bool `protobuf:"bytes,12,rep,name=network_rules,json=networkRules,proto3" json:"network_rules,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	NetworkRules map[string]bool `protobuf:"bytes,12,rep,name=network_rules,json=networkRules,proto3" json:"network_rules,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	// What the caller takes each of the layers for, in their order: base, workspace or
+	// toolkit; empty, and what is missing at the end, is any. A layer of another kind is
+	// `invalid`.
+	LayerKinds    []string `protobuf:"bytes,13,rep,name=layer_kinds,json=layerKinds,proto3" json:"layer_kinds,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -163,6 +167,13 @@ func (x *CreateRequest) GetRequestId() string {
 func (x *CreateRequest) GetNetworkRules() map[string]bool {
 	if x != nil {
 		return x.NetworkRules
+	}
+	return nil
+}
+
+func (x *CreateRequest) GetLayerKinds() []string {
+	if x != nil {
+		return x.LayerKinds
 	}
 	return nil
 }
@@ -966,7 +977,7 @@ var File_dsec_v1_sandbox_proto protoreflect.FileDescriptor
 
 const file_dsec_v1_sandbox_proto_rawDesc = "" +
 	"\n" +
-	"\x15dsec/v1/sandbox.proto\x12\adsec.v1\x1a\x13dsec/v1/types.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xb7\x05\n" +
+	"\x15dsec/v1/sandbox.proto\x12\adsec.v1\x1a\x13dsec/v1/types.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xd8\x05\n" +
 	"\rCreateRequest\x12\x18\n" +
 	"\abackend\x18\x01 \x01(\tR\abackend\x12\x16\n" +
 	"\x06layers\x18\x02 \x03(\tR\x06layers\x12'\n" +
@@ -981,7 +992,9 @@ const file_dsec_v1_sandbox_proto_rawDesc = "" +
 	" \x01(\tR\x03job\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\v \x01(\tR\trequestId\x12M\n" +
-	"\rnetwork_rules\x18\f \x03(\v2(.dsec.v1.CreateRequest.NetworkRulesEntryR\fnetworkRules\x1a6\n" +
+	"\rnetwork_rules\x18\f \x03(\v2(.dsec.v1.CreateRequest.NetworkRulesEntryR\fnetworkRules\x12\x1f\n" +
+	"\vlayer_kinds\x18\r \x03(\tR\n" +
+	"layerKinds\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a9\n" +

@@ -18,7 +18,7 @@ def _thread() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, thread_name_prefix="libdsec-transfer")
 
 
-async def produce(work: Callable[[Callable[[bytes], None]], None]) -> AsyncGenerator[bytes, None]:
+async def produce(work: Callable[[Callable[[bytes], None]], object]) -> AsyncGenerator[bytes, None]:
     """Run work(put) in a thread and yield what it puts. Work's exception comes out as it is."""
     loop = asyncio.get_running_loop()
     queue: asyncio.Queue[bytes | None] = asyncio.Queue(_AHEAD)

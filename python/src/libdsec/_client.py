@@ -13,7 +13,7 @@ from types import TracebackType
 
 from typing_extensions import Self
 
-from libdsec import _config, _connect, _tar
+from libdsec import _checkout, _config, _connect, _tar
 from libdsec import _convert as c
 from libdsec import _methods as m
 from libdsec._admin import Collected, Key, NewKey
@@ -122,7 +122,10 @@ class DSecClient:
             UnsupportedError: A network rule, or the backend, that the server cannot offer.
         """
         request = c.create_request(args, request_id or uuid.uuid4().hex, self._backend)
-        response = await self._rpc.unary(m.CREATE, request, timeout)
+        try:
+            response = await self._rpc.unary(m.CREATE, request, timeout)
+        except DSecError as e:
+            raise c.of_layers(e, args) from None
         return self._sandbox(response)
 
     async def run_containers(
@@ -143,10 +146,13 @@ class DSecClient:
             template=c.create_request(args, request_id or uuid.uuid4().hex, self._backend),
             count=c.int32(count, "count"),
         )
-        response = await self._rpc.unary(m.BATCH_CREATE, request, timeout)
+        try:
+            response = await self._rpc.unary(m.BATCH_CREATE, request, timeout)
+        except DSecError as e:
+            raise c.of_layers(e, args) from None
         if len(response.items) != count:
             raise InternalError(f"the server answered for {len(response.items)} sandboxes, want {count}")
-        return [self._item(i) for i in response.items]
+        return [self._item(i, args) for i in response.items]
 
     async def attach(self, sandbox_id: str) -> Sandbox:
         """Return the handle of a sandbox that is there already.
@@ -179,12 +185,10 @@ class DSecClient:
             labels: With all of these labels.
             states: In any of these states; empty is all that have not ended.
         """
-        if isinstance(states, str):
-            raise InvalidError("want a list of states, got one string", field="states")
         request = sandbox_pb2.ListRequest(
             job=c.text(job, "job"),
             labels=c.texts(labels or {}, "labels"),
-            states=[c.text(s, "states") for s in states],
+            states=c.names(states, "states"),
             page_size=_PAGE,
         )
         while True:
@@ -218,8 +222,9 @@ class DSecClient:
         Args:
             archive: A tar (plain, gzip or zstd) of a root file system, an OCI
                 layout or a docker-archive: a path, an open binary file or its
-                bytes in pieces. A path of a directory is packed first. A str
-                is a path.
+                bytes in pieces. A path of a directory is packed first, as
+                `dsec layer import` packs it: the same directory gives the same
+                layer. A str is a path.
             name: `name:tag`, or `name` for `name:latest`.
             select: Which image, by tag or digest, of an archive that holds several.
             kind: base (also where empty), workspace or toolkit. The last two may hide
@@ -235,9 +240,69 @@ class DSecClient:
             at=c.text(at, "at"),
             strict=strict,
         )
-        async with aclosing(_archive(archive)) as data, aclosing(_import_messages(target, data)) as stream:
-            response = await self._rpc.client_stream(m.IMPORT_LAYER, stream, {"data": "archive"})
-        return ImportedLayer(layer=c.layer(response.layer), findings=tuple(response.findings))
+        left_out: builtins.list[str] = []
+        return await self._import(target, _archive(archive, left_out), "archive", left_out)
+
+    async def import_git(
+        self,
+        repository: os.PathLike[str] | str,
+        *,
+        name: str,
+        ref: str = "",
+        depth: int = 1,
+        submodules: bool = False,
+        no_git: bool = False,
+        kind: str = "workspace",
+        at: str = "",
+        strict: bool = False,
+    ) -> ImportedLayer:
+        """Check one commit out with this machine's git, and make a layer of it.
+
+        The layer has nothing of the repository but that commit, or so many as depth
+        says: no remote, no tag, no log, no other branch. The same commit gives the
+        same layer, here and by `dsec layer import --git`.
+
+        Args:
+            repository: A URL as git takes it, or the path of a local repository, of
+                which only what is committed counts.
+            name: `name:tag`, or `name` for `name:latest`.
+            ref: Branch, tag or commit; empty is what the repository has checked out.
+            depth: How many commits of the history are kept; 0 is all.
+            submodules: Check those out alike.
+            no_git: Leave out .git.
+            kind: As of `import_layer`, but empty is workspace.
+            at: As of `import_layer`.
+            strict: As of `import_layer`.
+
+        Raises:
+            UnsupportedError: There is no git on this machine.
+            NotFoundError: There is no such repository (field `repository`) or commit (`ref`).
+            UnavailableError: The repository cannot be read now.
+        """
+        options = _checkout.Options(c.text(os.fspath(repository), "repository"), c.text(ref, "ref"))
+        options.depth, options.submodules, options.no_git = c.int32(depth, "depth"), submodules, no_git
+        async with _checkout.made(options) as tree:
+            target = layer_pb2.ImportLayerOpen(
+                name=c.text(name, "name"),
+                kind=c.text(kind, "kind") or "workspace",
+                at=c.text(at, "at"),
+                strict=strict,
+                origin=layer_pb2.LayerOrigin(type="git", location=tree.source, revision=tree.commit),
+            )
+            left_out: builtins.list[str] = []
+            data = _tree(tree.dir, left_out, as_root=True)
+            return await self._import(target, data, "repository", left_out)
+
+    async def _import(
+        self,
+        target: layer_pb2.ImportLayerOpen,
+        archive: AsyncGenerator[bytes, None],
+        field: str,
+        left_out: builtins.list[str],
+    ) -> ImportedLayer:
+        async with aclosing(archive) as data, aclosing(_import_messages(target, data)) as stream:
+            response = await self._rpc.client_stream(m.IMPORT_LAYER, stream, {"data": field})
+        return ImportedLayer(layer=c.layer(response.layer), findings=(*response.findings, *left_out))
 
     async def import_image(
         self,
@@ -319,9 +384,7 @@ class DSecClient:
             layers: `name:tag` or digest, lowest first.
             path: The file to write; one that is there is replaced once all has come.
         """
-        request = layer_pb2.ExportLayerRequest(
-            layers=[c.text(n, f"layers[{i}]") for i, n in enumerate(layers)]
-        )
+        request = layer_pb2.ExportLayerRequest(layers=c.names(layers, "layers"))
         stream = await self._rpc.server_stream(m.EXPORT_LAYER, request)
         part = f"{os.fspath(path)}.{uuid.uuid4().hex}.part"
         try:
@@ -401,27 +464,40 @@ class DSecClient:
     def _sandbox(self, response: sandbox_pb2.CreateResponse) -> Sandbox:
         return Sandbox(self._rpc, response.sandbox.id, launch=response.launch)
 
-    def _item(self, item: sandbox_pb2.BatchCreateItem) -> Sandbox | DSecError:
+    def _item(self, item: sandbox_pb2.BatchCreateItem, args: DSecContainerRunArgs) -> Sandbox | DSecError:
         kind = item.WhichOneof("result")
         if kind == "created":
             return self._sandbox(item.created)
         if kind == "error":
-            return _connect.error_of(item.error.detail, item.error.message)
+            return c.of_layers(_connect.error_of(item.error.detail, item.error.message), args)
         return InternalError("the server did not say what became of this sandbox")
 
 
-async def _archive(archive: os.PathLike[str] | Source) -> AsyncGenerator[bytes, None]:
+async def _archive(
+    archive: os.PathLike[str] | Source, left_out: builtins.list[str]
+) -> AsyncGenerator[bytes, None]:
     if not isinstance(archive, (str, os.PathLike)):
         async for piece in chunks(archive, "archive"):
             yield piece
     elif _tar.is_dir(archive):
-        async with aclosing(produce(lambda put: _tar.pack(archive, put, top=True))) as tar:
+        async with aclosing(_tree(archive, left_out)) as tar:
             async for piece in tar:
                 yield piece
     else:
         with await asyncio.to_thread(open, archive, "rb") as f:
             async for piece in chunks(f, "archive"):
                 yield piece
+
+
+async def _tree(
+    root: c.StrPath, left_out: builtins.list[str], *, as_root: bool = False
+) -> AsyncGenerator[bytes, None]:
+    def pack(put: Callable[[bytes], None]) -> None:
+        left_out.extend(_tar.pack(root, put, top=True, as_root=as_root))
+
+    async with aclosing(produce(pack)) as tar:
+        async for piece in tar:
+            yield piece
 
 
 async def _import_messages(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
@@ -13,7 +14,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from libdsec import _admin as admin
 from libdsec import _types as t
-from libdsec._errors import InternalError, InvalidError
+from libdsec._errors import DSecError, InternalError, InvalidError
 from libdsec._proto.dsec.v1 import (
     admin_pb2,
     file_pb2,
@@ -84,8 +85,17 @@ def text(value: str, field: str) -> str:
     return value
 
 
+def names(values: Sequence[str], field: str) -> list[str]:
+    """Check a list of names; one string is not taken for a list of its characters."""
+    if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
+        raise InvalidError(f"want a list of names, got {type(values).__name__}", field=field)
+    return [text(name, f"{field}[{i}]") for i, name in enumerate(values)]
+
+
 def texts(values: Mapping[str, str], field: str) -> dict[str, str]:
     """Check a mapping of text to text."""
+    if not isinstance(values, Mapping):
+        raise InvalidError(f"want a mapping of str to str, got {type(values).__name__}", field=field)
     return {text(k, field): text(v, f"{field}.{k}") for k, v in values.items()}
 
 
@@ -140,19 +150,19 @@ def create_request(
     args: t.DSecContainerRunArgs, request_id: str, backend: str = ""
 ) -> sandbox_pb2.CreateRequest:
     """Encode what to make; backend is for args that name none."""
-    for field in ("toolkits", "layers"):
-        if isinstance(getattr(args, field), (str, bytes)):
-            raise InvalidError("want a list of names, got one string", field=field)
+    layers = _layers(args)
+    if not isinstance(args.network_rules, Mapping):
+        raise InvalidError(
+            f"want a mapping of names to True or False, got {type(args.network_rules).__name__}",
+            field="network_rules",
+        )
     for name, allowed in args.network_rules.items():
         if not isinstance(allowed, bool):
             raise InvalidError(f"want True or False, got {allowed!r}", field=f"network_rules.{name}")
     request = sandbox_pb2.CreateRequest(
         backend=text(args.backend or backend, "backend"),
-        layers=[
-            *filter(None, [text(args.container_image, "container_image"), text(args.workspace, "workspace")]),
-            *(text(n, f"toolkits[{i}]") for i, n in enumerate(args.toolkits)),
-            *(text(n, f"layers[{i}]") for i, n in enumerate(args.layers)),
-        ],
+        layers=[name for _, name, _ in layers],
+        layer_kinds=[kind for _, _, kind in layers],
         limits=types_pb2.Limits(
             milli_cpu=_milli_cpu(args.cpu_cores_limit),
             memory_bytes=_at_least_one(args.memory_limit_mb, _MIB, "memory_limit_mb"),
@@ -173,6 +183,31 @@ def create_request(
     if args.max_lifetime is not None:
         request.max_lifetime.CopyFrom(duration(args.max_lifetime, "max_lifetime"))
     return request
+
+
+def _layers(args: t.DSecContainerRunArgs) -> list[tuple[str, str, str]]:
+    """Of each layer, lowest first: the argument that names it, its name, and what it must be."""
+    return [
+        *(
+            (field, text(name, field), kind)
+            for field, name, kind in (
+                ("container_image", args.container_image, "base"),
+                ("workspace", args.workspace, "workspace"),
+            )
+            if name != ""
+        ),
+        *((f"toolkits[{i}]", name, "toolkit") for i, name in enumerate(names(args.toolkits, "toolkits"))),
+        *((f"layers[{i}]", name, "") for i, name in enumerate(names(args.layers, "layers"))),
+    ]
+
+
+def of_layers(e: DSecError, args: t.DSecContainerRunArgs) -> DSecError:
+    """Have an error about one of the layers name the argument that it came from."""
+    found = re.fullmatch(r"(?:template\.)?layers\[([0-9]+)\]", e.field)
+    layers = _layers(args)
+    if found and int(found[1]) < len(layers):
+        e.field = layers[int(found[1])][0]
+    return e
 
 
 def command(
@@ -362,6 +397,7 @@ def layer(m: layer_pb2.Layer) -> t.Layer:
         name=m.name,
         digest=m.digest,
         kind=m.kind,
+        at=m.at,
         size=m.size,
         files=m.files,
         created=when(m.created),

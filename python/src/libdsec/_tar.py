@@ -8,11 +8,13 @@ component by component, and follows no link.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import stat
 import tarfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from libdsec._convert import StrPath
@@ -60,47 +62,176 @@ class Reader:
         return data[:size]
 
 
-def pack(root: StrPath, put: Callable[[bytes], None], *, top: bool = False) -> None:
-    """Write what is below the directory root as a tar stream, names relative to root.
+def pack(
+    root: StrPath, put: Callable[[bytes], None], *, top: bool = False, as_root: bool = False
+) -> list[str]:
+    """Write what is below the directory root as a tar stream, names relative to root, in their order.
 
-    Sockets are left out, as tar does. With top, root itself is an entry, too:
-    unpacked over a directory that is there, it would change that one's mode
-    and owner.
+    Kept are modes, owners by number, times, links, attributes and names of any
+    bytes. Sockets are left out, as tar does. With top, root itself is an entry,
+    too: unpacked over a directory that is there, it would change that one's mode
+    and owner. With as_root, all is root's.
+
+    Returns:
+        Remarks on what was left out.
     """
-    # GNU format keeps any bytes in a name and needs no extra header for most files.
     sink: Any = Writer(put)  # has all that stream mode uses
+    left = {what: _Left() for what in (_SOCKETS, _ATTRIBUTES)}
     with tarfile.open(
         fileobj=sink,
         mode="w|",
         bufsize=_COPY,
-        format=tarfile.GNU_FORMAT,
+        format=tarfile.PAX_FORMAT,
         encoding="utf-8",
         errors="surrogateescape",
     ) as tar:
         base = os.fsdecode(os.fspath(root))
-        for path in _walk(base, top):
-            info = tar.gettarinfo(path, arcname=os.path.relpath(path, base))
-            if info is None:  # a socket
-                continue
-            # Names of users mean nothing on the other side; numbers do.
-            info.uname = info.gname = ""
-            if info.isreg():
-                with open(path, "rb") as f:
-                    tar.addfile(info, f)
+        first: dict[tuple[int, int], str] = {}
+        for name in _walk(base, top):
+            path = os.path.join(base, name) if name != "." else base
+            status = os.lstat(path)
+            if stat.S_ISSOCK(status.st_mode):
+                left[_SOCKETS].count(name)
+            elif stat.S_ISREG(status.st_mode):
+                _pack_file(tar, path, name, as_root, first, left[_ATTRIBUTES])
             else:
+                info = _info(path, name, status, as_root, first)
+                if info.isdir():
+                    _put_attributes(info, path, name, left[_ATTRIBUTES])
                 tar.addfile(info)
             vars(tar)["members"].clear()  # else it grows with every entry
+    return [f"{what}: {t.n}, the first at {_quoted(t.first)}" for what, t in left.items() if t.n]
+
+
+# As the server tells of what it leaves out of an archive.
+_SOCKETS = "sockets left out"
+_ATTRIBUTES = "attributes left out (a tar has none with = in its name)"
+
+
+@dataclass
+class _Left:
+    """How many there were, and the name of the first."""
+
+    n: int = 0
+    first: str = ""
+
+    def count(self, name: str) -> None:
+        """Add one."""
+        self.n += 1
+        if self.n == 1:
+            self.first = name
+
+
+def _quoted(name: str) -> str:
+    return json.dumps(name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace"))
 
 
 def _walk(base: str, top: bool) -> Iterator[str]:
-    def fail(e: OSError) -> None:
-        raise e  # os.walk leaves out what it cannot list, and half a tree is none
-
+    """Yield the names below base, each directory's own in order, before what is below them."""
     if top:
-        yield base
-    for where, dirs, files in os.walk(base, onerror=fail):
-        for name in (*dirs, *files):
-            yield os.path.join(where, name)
+        yield "."
+    todo = _names(base, "")
+    while todo:
+        name = todo.pop()
+        yield name
+        path = os.path.join(base, name)
+        if stat.S_ISDIR(os.lstat(path).st_mode):
+            todo.extend(_names(path, name))
+
+
+def _names(path: str, name: str) -> list[str]:
+    return [os.path.join(name, n) for n in sorted(os.listdir(path), key=os.fsencode, reverse=True)]
+
+
+def _pack_file(
+    tar: tarfile.TarFile,
+    path: str,
+    name: str,
+    as_root: bool,
+    first: dict[tuple[int, int], str],
+    left: _Left,
+) -> None:
+    # One descriptor, so that what was looked at is what is read.
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as f:
+        status = os.fstat(f.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.ESTALE, "changed while it was read", path)
+        info = _info(path, name, status, as_root, first)
+        if info.isreg():
+            _put_attributes(info, path, name, left)
+            tar.addfile(info, f)
+        else:
+            tar.addfile(info)
+
+
+def _info(
+    path: str, name: str, status: os.stat_result, as_root: bool, first: dict[tuple[int, int], str]
+) -> tarfile.TarInfo:
+    """Make the header of a file; one more name of a file that had one is a hard link to that."""
+    info = tarfile.TarInfo(name)
+    info.mode = stat.S_IMODE(status.st_mode)
+    # Names of users mean nothing on the other side; numbers do.
+    info.uid, info.gid = (0, 0) if as_root else (status.st_uid, status.st_gid)
+    info.mtime, nanos = divmod(status.st_mtime_ns, 10**9)
+    if nanos:
+        whole, part = divmod(abs(status.st_mtime_ns), 10**9)
+        info.pax_headers = {"mtime": f"{'-' if status.st_mtime_ns < 0 else ''}{whole}.{part:09d}"}
+    info.type = _TYPES[stat.S_IFMT(status.st_mode)]
+    if info.type != tarfile.DIRTYPE and status.st_nlink > 1:
+        inode = (status.st_dev, status.st_ino)
+        if inode in first:
+            info.type, info.linkname = tarfile.LNKTYPE, first[inode]
+            return info
+        first[inode] = name
+    if info.isreg():
+        info.size = status.st_size
+    elif info.issym():
+        info.linkname = os.readlink(path)
+    elif info.isdev():
+        info.devmajor, info.devminor = os.major(status.st_rdev), os.minor(status.st_rdev)
+    return info
+
+
+_TYPES = {
+    stat.S_IFREG: tarfile.REGTYPE,
+    stat.S_IFDIR: tarfile.DIRTYPE,
+    stat.S_IFLNK: tarfile.SYMTYPE,
+    stat.S_IFIFO: tarfile.FIFOTYPE,
+    stat.S_IFCHR: tarfile.CHRTYPE,
+    stat.S_IFBLK: tarfile.BLKTYPE,
+}
+
+# Where SELinux runs every file has it: the machine's word on the file, and nothing that was put there.
+_OF_MACHINE = "security.selinux"
+
+
+def _put_attributes(info: tarfile.TarInfo, path: str, name: str, left: _Left) -> None:
+    """Put a file's attributes into its header; the server says which it does not take."""
+    if not hasattr(os, "listxattr"):
+        return
+    try:
+        names = os.listxattr(path, follow_symlinks=False)
+    except OSError as e:
+        if e.errno == errno.ENOTSUP:
+            return
+        raise
+    records = dict(info.pax_headers)
+    for attribute in sorted(names):
+        if attribute == _OF_MACHINE:
+            continue
+        if "=" in attribute:
+            left.count(name)
+            continue
+        try:
+            value = os.getxattr(path, attribute, follow_symlinks=False)
+        except OSError as e:
+            if e.errno == errno.ENODATA:
+                continue
+            if attribute.startswith("user."):
+                raise
+            value = b""  # that there is one is told all the same
+        records[f"SCHILY.xattr.{attribute}"] = value.decode("utf-8", "surrogateescape")
+    info.pax_headers = records
 
 
 def unpack(get: Callable[[], bytes | None], target: StrPath, *, max_bytes: int | None = None) -> None:

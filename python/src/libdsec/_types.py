@@ -416,6 +416,7 @@ class Layer:
         name: `name:tag`; empty where only the digest is known.
         digest: `sha256:<hex>` of the layer.
         kind: base, workspace or toolkit.
+        at: Directory of a sandbox that the import's root was put at; empty is the root.
         size: Bytes.
         files: Entries.
         created: When it was imported.
@@ -429,6 +430,7 @@ class Layer:
     name: str
     digest: str
     kind: str
+    at: str
     size: int
     files: int
     created: datetime
@@ -459,7 +461,7 @@ class ImportedLayer:
 
     Attributes:
         layer: The layer made.
-        findings: Remarks on what looked like a secret or an answer.
+        findings: Remarks on what looked like a secret or an answer, and on what was left out.
     """
 
     layer: Layer

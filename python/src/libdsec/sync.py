@@ -340,6 +340,7 @@ class DSecClient(_Twin[_client.DSecClient]):
     list = _iterating(_client.DSecClient.list)
     kill = _blocking(_client.DSecClient.kill)
     import_layer = _blocking(_client.DSecClient.import_layer)
+    import_git = _blocking(_client.DSecClient.import_git)
     import_image = _blocking(_client.DSecClient.import_image)
     export_layers = _blocking(_client.DSecClient.export_layers)
     list_layers = _blocking(_client.DSecClient.list_layers)

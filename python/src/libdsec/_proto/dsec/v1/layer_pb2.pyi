@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Layer(_message.Message):
-    __slots__ = ("name", "digest", "size", "files", "created", "source", "source_digest", "config", "kind", "findings", "origin")
+    __slots__ = ("name", "digest", "size", "files", "created", "source", "source_digest", "config", "kind", "findings", "origin", "at")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -20,6 +20,7 @@ class Layer(_message.Message):
     KIND_FIELD_NUMBER: _ClassVar[int]
     FINDINGS_FIELD_NUMBER: _ClassVar[int]
     ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
     name: str
     digest: str
     size: int
@@ -31,7 +32,8 @@ class Layer(_message.Message):
     kind: str
     findings: _containers.RepeatedScalarFieldContainer[str]
     origin: LayerOrigin
-    def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ..., size: _Optional[int] = ..., files: _Optional[int] = ..., created: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., source: _Optional[str] = ..., source_digest: _Optional[str] = ..., config: _Optional[_Union[LayerConfig, _Mapping]] = ..., kind: _Optional[str] = ..., findings: _Optional[_Iterable[str]] = ..., origin: _Optional[_Union[LayerOrigin, _Mapping]] = ...) -> None: ...
+    at: str
+    def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ..., size: _Optional[int] = ..., files: _Optional[int] = ..., created: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., source: _Optional[str] = ..., source_digest: _Optional[str] = ..., config: _Optional[_Union[LayerConfig, _Mapping]] = ..., kind: _Optional[str] = ..., findings: _Optional[_Iterable[str]] = ..., origin: _Optional[_Union[LayerOrigin, _Mapping]] = ..., at: _Optional[str] = ...) -> None: ...
 
 class LayerOrigin(_message.Message):
     __slots__ = ("type", "location", "revision")

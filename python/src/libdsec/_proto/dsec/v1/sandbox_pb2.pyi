@@ -10,7 +10,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class CreateRequest(_message.Message):
-    __slots__ = ("backend", "layers", "limits", "env", "user", "workdir", "idle_timeout", "max_lifetime", "labels", "job", "request_id", "network_rules")
+    __slots__ = ("backend", "layers", "limits", "env", "user", "workdir", "idle_timeout", "max_lifetime", "labels", "job", "request_id", "network_rules", "layer_kinds")
     class EnvEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -44,6 +44,7 @@ class CreateRequest(_message.Message):
     JOB_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     NETWORK_RULES_FIELD_NUMBER: _ClassVar[int]
+    LAYER_KINDS_FIELD_NUMBER: _ClassVar[int]
     backend: str
     layers: _containers.RepeatedScalarFieldContainer[str]
     limits: _types_pb2.Limits
@@ -56,7 +57,8 @@ class CreateRequest(_message.Message):
     job: str
     request_id: str
     network_rules: _containers.ScalarMap[str, bool]
-    def __init__(self, backend: _Optional[str] = ..., layers: _Optional[_Iterable[str]] = ..., limits: _Optional[_Union[_types_pb2.Limits, _Mapping]] = ..., env: _Optional[_Mapping[str, str]] = ..., user: _Optional[str] = ..., workdir: _Optional[str] = ..., idle_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_lifetime: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., labels: _Optional[_Mapping[str, str]] = ..., job: _Optional[str] = ..., request_id: _Optional[str] = ..., network_rules: _Optional[_Mapping[str, bool]] = ...) -> None: ...
+    layer_kinds: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, backend: _Optional[str] = ..., layers: _Optional[_Iterable[str]] = ..., limits: _Optional[_Union[_types_pb2.Limits, _Mapping]] = ..., env: _Optional[_Mapping[str, str]] = ..., user: _Optional[str] = ..., workdir: _Optional[str] = ..., idle_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_lifetime: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., labels: _Optional[_Mapping[str, str]] = ..., job: _Optional[str] = ..., request_id: _Optional[str] = ..., network_rules: _Optional[_Mapping[str, bool]] = ..., layer_kinds: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class CreateResponse(_message.Message):
     __slots__ = ("sandbox", "launch")
