@@ -5,11 +5,15 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
+	"google.golang.org/protobuf/reflect/protoreflect"
+
 	"github.com/opendsec/dsec/client"
 	"github.com/opendsec/dsec/internal/testutil"
+	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
 )
 
 // TestDocsAreRunAsTheyStand follows the README on a server with containers: the
@@ -164,6 +168,62 @@ func section(t *testing.T, text, heading string) string {
 		text = text[:i[0]]
 	}
 	return text
+}
+
+// TestDocsListEveryCall: docs/api.md names all calls of each service, and no other, and
+// both SDKs make them.
+func TestDocsListEveryCall(t *testing.T) {
+	text := read(t, "../docs/api.md")
+	table := section(t, text, "## Services")
+	sdk := read(t, "../python/src/libdsec/_methods.py")
+	files, err := filepath.Glob("../client/*.go")
+	check(t, err)
+	client := ""
+	for _, name := range files {
+		if !strings.HasSuffix(name, "_test.go") {
+			client += read(t, name)
+		}
+	}
+	calls := 0
+	for _, file := range []protoreflect.FileDescriptor{
+		dsecv1.File_dsec_v1_sandbox_proto, dsecv1.File_dsec_v1_process_proto, dsecv1.File_dsec_v1_session_proto,
+		dsecv1.File_dsec_v1_file_proto, dsecv1.File_dsec_v1_layer_proto, dsecv1.File_dsec_v1_admin_proto,
+	} {
+		for i := range file.Services().Len() {
+			service := file.Services().Get(i)
+			row := regexp.MustCompile(`(?m)^\| ` + string(service.Name()) + ` \|(.*)\|$`).FindStringSubmatch(table)
+			if row == nil {
+				t.Errorf("docs/api.md has no %s", service.Name())
+				continue
+			}
+			words := regexp.MustCompile(`\b[A-Z][A-Za-z]+\b`).FindAllString(row[1], -1)
+			for j := range service.Methods().Len() {
+				method := string(service.Methods().Get(j).Name())
+				calls++
+				if !slices.Contains(words, method) {
+					t.Errorf("docs/api.md does not name %s.%s", service.Name(), method)
+				}
+				if !regexp.MustCompile(`"` + method + `"`).MatchString(sdk) {
+					t.Errorf("libdsec does not have %s", method)
+				}
+				if method == "RunCommand" {
+					continue // which Go's sessions do with RunCommands
+				}
+				short := strings.ToLower(strings.TrimSuffix(string(service.Name()), "Service"))
+				if !regexp.MustCompile(`\.` + short + `\.` + method + `\b`).MatchString(client) {
+					t.Errorf("the Go SDK does not make %s", method)
+				}
+			}
+			for _, word := range words {
+				if service.Methods().ByName(protoreflect.Name(word)) == nil {
+					t.Errorf("docs/api.md has %s of %s, which is no call", word, service.Name())
+				}
+			}
+		}
+	}
+	if calls < 30 {
+		t.Errorf("%d calls: this test looks in the wrong place", calls)
+	}
 }
 
 // TestStreamsByCurl runs what docs/api.md says of streams, as it stands there.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -87,7 +88,21 @@ func ofStore(err error, dir string) error {
 		named = *ofDir("layers.store", dir, errno)
 	default:
 		named.Field = "layers.store"
+		if op, ok := errors.AsType[*net.OpError](err); ok { // which says nothing but where and why
+			named.Message += ": " + op.Error()
+		}
 	}
+	return &named
+}
+
+// ofLayers has an error about a field name it as the file does.
+func ofLayers(err error) error {
+	e, ok := errors.AsType[*dsec.Error](err)
+	if !ok || e.Field == "" {
+		return err
+	}
+	named := *e
+	named.Field = "layers." + e.Field
 	return &named
 }
 

@@ -47,7 +47,7 @@ func openLazy(ctx context.Context, cfg *Config, blobs blob.Store, log *slog.Logg
 		Log:      log.With("component", "layerd"),
 	})
 	if err != nil {
-		return nil, err
+		return nil, ofLayers(err)
 	}
 	// layerd goes on: sandboxes read from it.
 	stack.Push(func(context.Context) error { c.Close(); return nil })

@@ -291,12 +291,12 @@ func (l layerService) ExportLayer(ctx context.Context, req *connect.Request[dsec
 		if err != nil {
 			return err
 		}
+		if slices.Contains(msg.Layers, t.Digest) {
+			return dsec.Invalid(fmt.Sprintf("layers[%d]", i), "%.300q is there already, want each layer once", ref)
+		}
 		// One alone may be of any kind: it can be imported again as that.
 		if err := stack.Add(ref, t.kind()); err != nil && len(req.Msg.Layers) > 1 {
 			return err
-		}
-		if slices.Contains(msg.Layers, t.Digest) {
-			return dsec.Invalid(fmt.Sprintf("layers[%d]", i), "%.300q is there already, want each layer once", ref)
 		}
 		msg.Layers = append(msg.Layers, t.Digest)
 	}

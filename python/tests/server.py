@@ -20,10 +20,11 @@ _STOP = 30
 
 @dataclass(frozen=True)
 class Server:
-    """Where the server is, and the operator's key."""
+    """Where the server is, the operator's key, and the binary that it runs; empty where that is not known."""
 
     url: str
     key: str
+    binary: str = ""
 
 
 def backend() -> str:
@@ -42,9 +43,10 @@ def serve(work: Path, registry: str = "") -> Iterator[Server]:
     environment["DSEC_CONTAINER_DISK_IMAGE_BYTES"] = str(2 << 30)
     environment["DSEC_REGISTRY_INSECURE"] = registry
     cgroup = environment["DSEC_CONTAINER_CGROUP"] = f"dsec-py-{os.getpid()}-{id(work):x}"
+    binary = _binary(work)
     process = subprocess.Popen(
         [
-            *(_binary(work), "up", "--backend", backend(), "--listen", "127.0.0.1:0"),
+            *(binary, "up", "--backend", backend(), "--listen", "127.0.0.1:0"),
             *("--data-dir", work / "data", "--run-dir", work / "run", "--log-level", "warn"),
         ],
         stdout=subprocess.PIPE,
@@ -56,7 +58,7 @@ def serve(work: Path, registry: str = "") -> Iterator[Server]:
         ready = process.stdout.readline().split()
         if ready[:1] != ["ready"]:
             raise RuntimeError(f"dsec up did not start; it exited with {process.wait(_STOP)}")
-        yield Server(ready[1], (work / "data" / "admin.key").read_text().strip())
+        yield Server(ready[1], (work / "data" / "admin.key").read_text().strip(), binary)
     finally:
         process.terminate()
         process.communicate(timeout=_STOP)

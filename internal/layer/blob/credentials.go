@@ -89,7 +89,10 @@ func noFile(err error) error {
 	if p, ok := errors.AsType[*fs.PathError](err); ok {
 		err = p.Err // without the path
 	}
-	return &dsec.Error{Code: dsec.CodeInvalid, Field: credentialsField, Message: err.Error(), Err: err}
+	return &dsec.Error{
+		Code: dsec.CodeInvalid, Field: credentialsField, Err: err,
+		Message: err.Error() + ": want a file that this process may read, with the keys in its section [default]",
+	}
 }
 
 // parseKeys reads the section [default], or what stands before any section. No

@@ -206,7 +206,7 @@ func authorities(file string) (*x509.CertPool, error) {
 	}
 	pem, err := os.ReadFile(file)
 	if err != nil {
-		return nil, &dsec.Error{Code: dsec.CodeInvalid, Field: storeField, Message: "ca_file cannot be read", Err: err}
+		return nil, &dsec.Error{Code: dsec.CodeInvalid, Field: storeField, Message: "ca_file cannot be read: want a file of certificates in PEM", Err: err}
 	}
 	pool := x509.NewCertPool()
 	if !pool.AppendCertsFromPEM(pem) {
