@@ -177,5 +177,5 @@ func runLayerGC(ctx context.Context, e *env, args []string) error {
 		Removed []client.StoredLayer `json:"removed"`
 		Freed   int64                `json:"freed_bytes"`
 		Kept    int64                `json:"kept"`
-	}{removed, freed, kept}, "", rows)
+	}{removed, freed, kept}, "DIGEST SIZE AGE", rows)
 }

@@ -10,6 +10,11 @@ func runLayerPrefetch(ctx context.Context, e *env, args []string) error {
 		return err
 	}
 	defer c.Close()
+	type prefetched struct {
+		Name  string `json:"name"`
+		Bytes int64  `json:"bytes"`
+	}
+	var all []prefetched
 	for _, name := range args {
 		m, err := startMeter(e, *progress)
 		if err != nil {
@@ -24,12 +29,15 @@ func runLayerPrefetch(ctx context.Context, e *env, args []string) error {
 		if err != nil {
 			return err
 		}
-		if err := f.print(struct {
-			Name  string `json:"name"`
-			Bytes int64  `json:"bytes"`
-		}{name, there}, "", [][]string{{name, "prefetched"}}); err != nil {
+		if all = append(all, prefetched{name, there}); f.output == "json" {
+			continue
+		}
+		if err := f.print(nil, "", [][]string{{name, "prefetched"}}); err != nil {
 			return err
 		}
+	}
+	if f.output == "json" {
+		return f.print(all, "", nil)
 	}
 	return nil
 }

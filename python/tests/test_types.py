@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import pickle
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -252,3 +253,22 @@ async def test_bad_ca_file(tmp_path: Path) -> None:
     with pytest.raises(InvalidError) as caught:
         await client.open()
     assert caught.value.field == "ca_file"
+
+
+@pytest.mark.parametrize(
+    ("row", "kind"),
+    [
+        ("client", libdsec.DSecClient),
+        ("sandbox", libdsec.Sandbox),
+        ("process", libdsec.Process),
+        ("session", libdsec.Session),
+        ("files", libdsec.Files),
+    ],
+)
+def test_the_readme_names_every_method(row: str, kind: type) -> None:
+    text = (Path(__file__).parents[1] / "README.md").read_text()
+    table = text.split("## What there is")[1].split("\n\n- ")[0]
+    [cell] = [line.split("|")[2] for line in table.splitlines() if line.startswith(f"| {row} |")]
+    named = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]*)`", cell))))
+    methods = {name for name in vars(kind) if not name.startswith("_")}
+    assert methods - named == set()
