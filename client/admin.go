@@ -14,8 +14,8 @@ import (
 
 // Layer describes an immutable layer that sandboxes are made of.
 type Layer struct {
-	Name         string         `json:"name"`
-	Digest       string         `json:"digest"` // sha256:<hex>
+	Name         string         `json:"name,omitempty"` // empty where only the digest is known
+	Digest       string         `json:"digest"`         // sha256:<hex>
 	Kind         dsec.LayerKind `json:"kind"`
 	At           string         `json:"at,omitempty"` // directory that the import's root was put at
 	Size         int64          `json:"size"`

@@ -46,6 +46,9 @@ func ofImport(err error, file string) error {
 func openArchive(e *env, name string) (r io.ReadCloser, left func() []string, err error) {
 	none := func() []string { return nil }
 	if name == "-" {
+		if isTerminal(e.stdin) {
+			return nil, nil, dsec.Invalid("FILE", "standard input is a terminal: want an archive from a pipe or a file")
+		}
 		return io.NopCloser(e.stdin), none, nil
 	}
 	info, err := os.Stat(name)

@@ -45,6 +45,9 @@ func runLayerExport(ctx context.Context, e *env, args []string) error {
 // not have the name that was asked for.
 func export(ctx context.Context, e *env, c *client.Client, layers []string, out string, m *meter) (digest string, err error) {
 	if out == "-" {
+		if isTerminal(e.stdout) {
+			return "", dsec.Invalid("FILE", "standard output is a terminal: want a pipe or a file for the archive")
+		}
 		return c.ExportLayers(ctx, layers, e.stdout, m.set)
 	}
 	if _, err := os.Lstat(out); err == nil {

@@ -39,6 +39,11 @@ func progressFlag(f *flags) *string {
 	return f.String("progress", "auto", "`how` to show progress: auto (a bar, on a terminal), plain or none")
 }
 
+func isTerminal(stream any) bool {
+	f, ok := stream.(*os.File)
+	return ok && term.IsTerminal(int(f.Fd()))
+}
+
 // startMeter starts to show progress on standard error, until stop is called.
 func startMeter(e *env, how string) (*meter, error) {
 	m := &meter{w: e.stderr, start: time.Now(), done: make(chan struct{}), ended: make(chan struct{})}
@@ -49,12 +54,11 @@ func startMeter(e *env, how string) (*meter, error) {
 	case "plain":
 		m.plain, every = true, plainLine
 	case "auto":
-		f, ok := e.stderr.(*os.File)
-		if !ok || !term.IsTerminal(int(f.Fd())) {
+		if !isTerminal(e.stderr) {
 			return nil, nil
 		}
 		m.width = 80
-		if w, _, err := term.GetSize(int(f.Fd())); err == nil && w > 0 {
+		if w, _, err := term.GetSize(int(e.stderr.(*os.File).Fd())); err == nil && w > 0 {
 			m.width = w
 		}
 	default:

@@ -55,7 +55,7 @@ func (s *Store) Build(ctx context.Context, opt BuildOptions, r io.Reader) (Meta,
 	if err != nil {
 		return Meta{}, nil, err
 	}
-	if kind := cmp.Or(opt.Kind, dsec.LayerBase); res.Files == 0 && kind == dsec.LayerBase && res.Source == convert.SourceRootFS {
+	if kind := cmp.Or(opt.Kind, dsec.LayerBase); kind == dsec.LayerBase && res.Source == convert.SourceRootFS && res.Files == 0 && res.Size > 0 {
 		return Meta{}, nil, dsec.Invalid("data", "nothing is in it, and a base is a whole root file system")
 	}
 	s.beginSync(image)

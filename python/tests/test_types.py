@@ -270,5 +270,5 @@ def test_the_readme_names_every_method(row: str, kind: type) -> None:
     table = text.split("## What there is")[1].split("\n\n- ")[0]
     [cell] = [line.split("|")[2] for line in table.splitlines() if line.startswith(f"| {row} |")]
     named = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]*)`", cell))))
-    methods = {name for name in vars(kind) if not name.startswith("_")}
+    methods = {name for name in dir(kind) if not name.startswith("_")}
     assert methods - named == set()

@@ -185,6 +185,11 @@ func (o Options) Check() error {
 	if !strings.HasPrefix(o.At, "/") {
 		return dsec.Invalid("at", "want an absolute path")
 	}
+	for _, top := range mountPoints {
+		if o.At == "/"+top || strings.HasPrefix(o.At, "/"+top+"/") {
+			return dsec.Invalid("at", "below /%s nothing of a layer is seen: the platform mounts there", top)
+		}
+	}
 	_, err := splitPath(o.At)
 	if e, ok := errors.AsType[*dsec.Error](err); ok {
 		return &dsec.Error{Code: e.Code, Field: "at", Message: e.Message}

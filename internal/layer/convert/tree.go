@@ -244,10 +244,13 @@ func (t *tree) at(path string) (*tree, error) {
 	return below, below.add(dir, parts[len(parts)-1], t.root)
 }
 
+// mountPoints are the directories that the platform mounts on.
+var mountPoints = []string{"proc", "sys", "dev"}
+
 // checkMountPoints refuses an image in which a directory that the platform
 // mounts on is something else: a link there points at a place of its choice.
 func (t *tree) checkMountPoints() error {
-	for _, name := range []string{"proc", "sys", "dev"} {
+	for _, name := range mountPoints {
 		if n := t.root.children[name].n; n != nil && !n.isDir() {
 			return dsec.Invalid("data", "/%s in the image is not a directory", name)
 		}

@@ -100,6 +100,7 @@ func TestLayerAtADirectory(t *testing.T) {
 		"a base":    {At: "/work"},
 		"relative":  {At: "work", Kind: dsec.LayerToolkit},
 		"with dots": {At: "/a/../b", Kind: dsec.LayerToolkit},
+		"unseen":    {At: "/proc/x", Kind: dsec.LayerToolkit},
 		"with NUL":  {At: "/a\x00b", Kind: dsec.LayerToolkit},
 	} {
 		if _, err := convertBytes(t, archive, opt); dsec.CodeOf(err) != dsec.CodeInvalid || err.(*dsec.Error).Field != "at" {

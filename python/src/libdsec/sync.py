@@ -32,6 +32,7 @@ from libdsec._errors import DSecError
 from libdsec._types import DSecContainerRunArgs, Gap, Output
 
 A = TypeVar("A")
+Of = TypeVar("Of", covariant=True)
 B = TypeVar("B")
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -114,10 +115,10 @@ class _Loop:
 _inherited: list[object] = []
 
 
-class _Twin(Generic[A]):
+class _Twin(Generic[Of]):
     """The blocking side of an async object."""
 
-    def __init__(self, of: A, loop: _Loop) -> None:
+    def __init__(self, of: Of, loop: _Loop) -> None:
         self._async = of
         self._loop = loop
 
@@ -125,7 +126,7 @@ class _Twin(Generic[A]):
         return repr(self._async)
 
 
-class _Scope(_Twin[A], ABC):
+class _Scope(_Twin[Of], ABC):
     # A twin that ends with the `with` block that it was opened for.
 
     @abstractmethod
