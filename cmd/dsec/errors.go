@@ -34,25 +34,30 @@ func typed(err error) *dsec.Error {
 // ofSystem is the error of a system call about an argument of the command line;
 // field says which, empty if none.
 func ofSystem(field string, err error) *dsec.Error {
-	e := &dsec.Error{Code: systemCode(err), Field: field, Message: err.Error(), Err: err}
-	switch of := err.(type) { // where it is wrapped, that says more
-	case *fs.PathError:
-		e.Message = of.Path + ": " + cause(err)
-	case *os.LinkError:
-		e.Message = of.New + ": " + cause(err)
+	text := cause(err)
+	if file := fileOf(err); file != "" {
+		text = file + ": " + text
 	}
-	return e
+	return &dsec.Error{Code: systemCode(err), Field: field, Message: text, Err: err}
+}
+
+// fileOf is the file that a system call failed on. What wraps its error says more.
+func fileOf(err error) string {
+	switch of := err.(type) { //nolint:errorlint // see above
+	case *fs.PathError:
+		return of.Path
+	case *os.LinkError:
+		return of.New
+	}
+	return ""
 }
 
 // cause is an error of a system call without the call and its file.
 func cause(err error) string {
-	switch of := err.(type) {
-	case *fs.PathError:
-		return of.Err.Error()
-	case *os.LinkError:
-		return of.Err.Error()
+	if fileOf(err) == "" {
+		return err.Error()
 	}
-	return err.Error()
+	return errors.Unwrap(err).Error()
 }
 
 // systemCode is whose fault an error of a system call is.

@@ -53,6 +53,9 @@ func runExec(ctx context.Context, e *env, args []string) error {
 	f.BoolVar(&f.noStdin, "n", false, "do not read standard input")
 	limit := f.Int64("output-limit", 0, "kill the command at more `bytes` of output")
 	args, err := f.parse(args, 2, -1, 1)
+	if err == nil {
+		err = f.check()
+	}
 	if err != nil {
 		return calledWrong("exec", err)
 	}
@@ -82,6 +85,19 @@ func runExec(ctx context.Context, e *env, args []string) error {
 	cmd.Stdout, cmd.Stderr = e.stdout, e.stderr
 	o, err := cmd.Run(ctx)
 	return ended(ctx, o, err)
+}
+
+// check refuses what cannot be meant together.
+func (f *execFlags) check() error {
+	switch {
+	case f.detach:
+		return f.without("with -d: nobody is at its terminal", "t", "tty")
+	case f.tty && f.output == "json":
+		return dsec.Invalid("-o", "means nothing with -t: a terminal shows what the command writes")
+	case f.tty:
+		return f.without("with -t: the command's standard input is the terminal", "n")
+	}
+	return nil
 }
 
 // calledWrong is the end of a verb that ends with the code of a command where it

@@ -57,11 +57,24 @@ func TestFlagsThatMeanNothingAreRefused(t *testing.T) {
 		{"FILE", []string{"layer", "import", "x"}},
 		{"-a", []string{"cp", "-a", id + ":/x", dir}},
 		{"-a", []string{"cp", "-a", "-", id + ":/x"}},
+		{"-a", []string{"sandbox", "list", "-a", "--state", "lost"}},
 		{"-q", []string{"sandbox", "list", "-q", "-o", "json"}},
 	} {
 		stdout, stderr, code := tell(t, tt.args...)
 		if stdout != "" || code != 2 || !strings.HasPrefix(stderr, "dsec: "+tt.flag+": ") || !strings.HasSuffix(stderr, " (invalid)\n") || strings.Count(stderr, "\n") != 1 {
 			t.Errorf("%q: exit %d, %q", tt.args, code, stderr)
+		}
+	}
+}
+
+// TestFlagsOfExecThatMeanNothing: 125, for any other code could be the command's own.
+func TestFlagsOfExecThatMeanNothing(t *testing.T) {
+	t.Setenv("DSEC_URL", "http://127.0.0.1:1")
+	t.Setenv("DSEC_API_KEY", "e2b_00")
+	for _, flags := range [][]string{{"-t", "-d"}, {"--tty", "--detach"}, {"-o", "json", "-t"}, {"-n", "-t"}} {
+		_, stderr, code := tell(t, append(append([]string{"exec"}, flags...), strings.Repeat("a", 25), "true")...)
+		if code != 125 || !strings.HasPrefix(stderr, "dsec: "+flags[0]+": means nothing with ") || !strings.HasSuffix(stderr, " (invalid)\n") {
+			t.Errorf("%q: exit %d, %q", flags, code, stderr)
 		}
 	}
 }

@@ -166,7 +166,12 @@ func runList(ctx context.Context, e *env, args []string) error {
 			return err
 		}
 	}
-	if *all && len(o.States) == 0 {
+	if len(o.States) > 0 {
+		if err := f.without("with --state", "a"); err != nil {
+			return err
+		}
+	}
+	if *all {
 		o.States = []dsec.State{
 			dsec.StatePending, dsec.StateStarting, dsec.StateRunning, dsec.StatePaused, dsec.StateStopping,
 			dsec.StateStopped, dsec.StateFailed, dsec.StateLost,
