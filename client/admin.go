@@ -70,7 +70,7 @@ func (c *Client) ImportLayer(ctx context.Context, name string, o ImportOptions, 
 		first.Origin = &dsecv1.LayerOrigin{Type: from.Type, Location: from.Location, Revision: from.Revision}
 	}
 	open := &dsecv1.ImportLayerRequest{Message: &dsecv1.ImportLayerRequest_Open{Open: first}}
-	res, err := send(c, cancel, stream, open, archive, "archive", func(b []byte) *dsecv1.ImportLayerRequest {
+	res, err := send(ctx, c, cancel, stream, open, archive, "archive", func(b []byte) *dsecv1.ImportLayerRequest {
 		return &dsecv1.ImportLayerRequest{Message: &dsecv1.ImportLayerRequest_Data{Data: b}}
 	})
 	if err != nil {

@@ -190,7 +190,7 @@ func (s *Sandbox) Write(ctx context.Context, path string, r io.Reader, o WriteOp
 	open := &dsecv1.WriteRequest{Message: &dsecv1.WriteRequest_Open{Open: &dsecv1.WriteOpen{
 		SandboxId: string(s.id), Path: pathOf(path), Mode: unixMode(o.Mode), User: o.User, Append: o.Append,
 	}}}
-	res, err := send(s.c, cancel, stream, open, r, "data", func(b []byte) *dsecv1.WriteRequest {
+	res, err := send(ctx, s.c, cancel, stream, open, r, "data", func(b []byte) *dsecv1.WriteRequest {
 		return &dsecv1.WriteRequest{Message: &dsecv1.WriteRequest_Data{Data: b}}
 	})
 	if err != nil {
@@ -216,7 +216,7 @@ func (s *Sandbox) Upload(ctx context.Context, path string, tar io.Reader, user s
 	defer cancel()
 	stream := s.c.file.Upload(ctx)
 	open := &dsecv1.UploadRequest{Message: &dsecv1.UploadRequest_Open{Open: &dsecv1.UploadOpen{SandboxId: string(s.id), Path: pathOf(path), User: user}}}
-	res, err := send(s.c, cancel, stream, open, tar, "tar", func(b []byte) *dsecv1.UploadRequest {
+	res, err := send(ctx, s.c, cancel, stream, open, tar, "tar", func(b []byte) *dsecv1.UploadRequest {
 		return &dsecv1.UploadRequest{Message: &dsecv1.UploadRequest_Data{Data: b}}
 	})
 	if err != nil {
@@ -229,9 +229,9 @@ func (s *Sandbox) Upload(ctx context.Context, path string, tar io.Reader, user s
 // call, so that a part never looks like the whole. Errors name r as the caller's
 // caller does.
 func send[Req, Res any](
-	c *Client, cancel context.CancelFunc, stream *connect.ClientStreamForClient[Req, Res], open *Req, r io.Reader, name string, data func([]byte) *Req,
+	ctx context.Context, c *Client, cancel context.CancelFunc, stream *connect.ClientStreamForClient[Req, Res], open *Req, r io.Reader, name string, data func([]byte) *Req,
 ) (*Res, error) {
-	res, err := sendAll(c, cancel, stream, open, r, data)
+	res, err := sendAll(ctx, c, cancel, stream, open, r, data)
 	if de, ok := errors.AsType[*dsec.Error](err); ok {
 		// What carries it is of no interest to who called with an argument.
 		if de.Field = strings.TrimPrefix(de.Field, "open."); de.Field == "data" {
@@ -242,13 +242,13 @@ func send[Req, Res any](
 }
 
 func sendAll[Req, Res any](
-	c *Client, cancel context.CancelFunc, stream *connect.ClientStreamForClient[Req, Res], open *Req, r io.Reader, data func([]byte) *Req,
+	ctx context.Context, c *Client, cancel context.CancelFunc, stream *connect.ClientStreamForClient[Req, Res], open *Req, r io.Reader, data func([]byte) *Req,
 ) (*Res, error) {
 	procedure := stream.Spec().Procedure
 	err := stream.Send(open)
 	buf := make([]byte, chunk)
 	for err == nil {
-		n, rerr := io.ReadFull(r, buf)
+		n, rerr := readFull(ctx, r, buf)
 		if n > 0 {
 			err = stream.Send(data(buf[:n]))
 		}
@@ -268,6 +268,26 @@ func sendAll[Req, Res any](
 		return nil, c.typed(err, procedure)
 	}
 	return res.Msg, nil
+}
+
+// readFull is io.ReadFull until ctx ends: a pipe into which nobody writes must not
+// hold up who gives up. The read is then left to itself, with buf.
+func readFull(ctx context.Context, r io.Reader, buf []byte) (int, error) {
+	type result struct {
+		n   int
+		err error
+	}
+	done := make(chan result, 1)
+	go func() {
+		n, err := io.ReadFull(r, buf)
+		done <- result{n, err}
+	}()
+	select {
+	case res := <-done:
+		return res.n, res.err
+	case <-ctx.Done():
+		return 0, ctx.Err()
+	}
 }
 
 // unixMode is mode as stat(2) has it.

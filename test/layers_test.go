@@ -3,7 +3,9 @@ package test
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"net/http"
 	"os"
@@ -164,5 +166,41 @@ func TestALayerIsWhatItIsTakenFor(t *testing.T) {
 		if strings.Contains(want, ":") != (err != nil) || err != nil && err.Error() != "invalid_argument: "+want {
 			t.Errorf("%q: %v, want %s", kinds, err, want)
 		}
+	}
+}
+
+// An import that breaks off says so, whoever broke it off, and nothing of it stays.
+func TestABrokenImportLeavesNothing(t *testing.T) {
+	for want, end := range map[string]func(s *server, client *os.Process){
+		"dsec: interrupted (130)":                func(_ *server, client *os.Process) { check(t, client.Signal(os.Interrupt)) },
+		"broke (unavailable) (75)":               func(s *server, _ *os.Process) { s.kill() },
+		"the archive is truncated (invalid) (2)": func(*server, *os.Process) {},
+	} {
+		s := up(t)
+		cmd := exec.Command(dsecBinary, "layer", "import", "x", "-")
+		cmd.Env = append(environ(), "DSEC_URL="+s.url, "DSEC_KEY_FILE="+s.keyFile)
+		var stderr bytes.Buffer
+		cmd.Stderr = &stderr
+		in, err := cmd.StdinPipe()
+		check(t, err)
+		check(t, cmd.Start())
+		// More than pipes and buffers hold: most of it is on its way.
+		_, err = in.Write(tarOfOne(t, "f", strings.Repeat("x", 8<<20))[:4<<20])
+		check(t, err)
+		end(s, cmd.Process)
+		if !strings.HasPrefix(want, "dsec: interrupted") {
+			check(t, in.Close())
+		}
+		_ = cmd.Wait()
+		if got := fmt.Sprintf("%s (%d)", strings.TrimSpace(stderr.String()), cmd.ProcessState.ExitCode()); !strings.HasPrefix(got, "dsec: ") || !strings.HasSuffix(got, want) {
+			t.Errorf("%s, want %s", got, want)
+		}
+		s.stop() // which waits for what it does
+		check(t, filepath.WalkDir(filepath.Join(s.dir, "data", "layers"), func(path string, d fs.DirEntry, err error) error {
+			if err == nil && d.Type().IsRegular() && !slices.Contains([]string{"lock", "scrub.json", ".dsec-id"}, d.Name()) {
+				t.Errorf("%s left %s", want, path)
+			}
+			return err
+		}))
 	}
 }
