@@ -197,7 +197,7 @@ func TestABrokenImportLeavesNothing(t *testing.T) {
 		}
 		s.stop() // which waits for what it does
 		check(t, filepath.WalkDir(filepath.Join(s.dir, "data", "layers"), func(path string, d fs.DirEntry, err error) error {
-			if err == nil && d.Type().IsRegular() && !slices.Contains([]string{"lock", "scrub.json", ".dsec-id"}, d.Name()) {
+			if err == nil && d.Type().IsRegular() && !slices.Contains([]string{"lock", "scrub.json", ".dsec-id", "owner"}, d.Name()) {
 				t.Errorf("%s left %s", want, path)
 			}
 			return err
