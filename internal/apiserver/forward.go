@@ -136,9 +136,12 @@ func upload[Req, Res any](
 		return nil, fromEdge(err, out.Spec().Procedure)
 	}
 	answer := answerOf[Res](ctx, conn)
+	sent := false
 	defer func() { // from when on the body is the server's again
 		cancel()
-		_ = conn.CloseRequest() // also where nothing was sent
+		if !sent { // else the cancellation ends it; a close would look like the end of what broke off
+			_ = conn.CloseRequest()
+		}
 		<-answer.done
 	}()
 	for msg := in.Msg(); ; msg = in.Msg() {
@@ -147,6 +150,7 @@ func upload[Req, Res any](
 		} else if err != nil {
 			return nil, fromEdge(err, out.Spec().Procedure)
 		}
+		sent = true
 		if m, ok := any(msg).(interface{ GetData() []byte }); ok {
 			daemon.FreeData(m.GetData())
 		}
