@@ -85,6 +85,9 @@ type Options struct {
 	Timeout time.Duration
 	// Builds at once: 2. More wait, those of each project for its turn.
 	Builds int
+	// CollapseBytes has the layers of an image become several, each of as many as have
+	// no more bytes together when they are unpacked; zero: all become one.
+	CollapseBytes int64
 	// Blobs is where layers are kept: a directory in the store's own, which no
 	// other node sees.
 	Blobs blob.Store
