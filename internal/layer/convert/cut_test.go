@@ -272,3 +272,82 @@ func randomImage(t testing.TB, rt *rapid.T) []byte {
 	}
 	return layout(t, img)
 }
+
+// What is below a cut depends on nothing that is above it, nor on how the image is
+// packed.
+func TestImagesShareWhatIsBelowACut(t *testing.T) {
+	large := func(name string, n uint64) entry { return text(name, noise(n, 20_000)) }
+	low := [][]entry{{large("a", 1), file("x")}, {large("b", 2), link("y", "x")}, {file("c")}}
+	opt := Options{CollapseBytes: 50_000}
+	var first []byte
+	for i, top := range [][]entry{{large("d", 3)}, {large("e", 4), file(".wh.a"), link("b2", "b"), link("x2", "x")}, {large("f", 5), dir("a")}} {
+		img := testImage{layers: layers(t, append(slices.Clone(low), top)...), config: object{"User": fmt.Sprint(i)}}
+		docs, blobs := parts(t, img)
+		for how, archive := range map[string][]byte{
+			"layout": layout(t, img), "docker": dockerArchive(t, img), "documents first": tarOf(t, append(docs, blobs...)...),
+			"packed": layout(t, testImage{layers: img.layers, config: img.config, pack: packings["mixed"](t)}),
+		} {
+			all, res, err := cutImages(t, archive, 4, opt)
+			if err != nil || len(all) != 2 {
+				t.Fatalf("%s: %d layers, %v", how, len(all), err)
+			}
+			if first == nil {
+				first = all[0]
+			}
+			if !bytes.Equal(all[0], first) {
+				t.Errorf("image %d, %s: the lower layer differs", i, how)
+			}
+			if res.Config.User != fmt.Sprint(i) {
+				t.Errorf("the configuration is %+v", res.Config)
+			}
+		}
+	}
+}
+
+// The lint tells the same of an image that was cut: what a layer above a cut hides is
+// as gone as below it.
+func TestLintOfACutImage(t *testing.T) {
+	secret := text("root/.netrc", "machine m login l password p")
+	pad := text("pad", noise(1, 10_000))
+	for name, tc := range map[string]struct {
+		top  entry
+		want int
+	}{"kept": {file("other"), 1}, "hidden": {file("root/.wh..netrc"), 0}, "replaced": {text("root/.netrc", "x"), 0}} {
+		img := testImage{layers: layers(t, []entry{secret, pad}, []entry{tc.top, pad})}
+		all, res, err := cutImages(t, layout(t, img), 2, Options{CollapseBytes: 1})
+		if err != nil || len(all) != 2 {
+			t.Fatalf("%s: %d layers, %v", name, len(all), err)
+		}
+		if len(res.Findings) != tc.want {
+			t.Errorf("%s: found %q", name, res.Findings)
+		}
+		_, _, err = cutImages(t, layout(t, img), 2, Options{CollapseBytes: 1, Strict: true})
+		if (err != nil) != (tc.want > 0) {
+			t.Errorf("%s, strict: %v", name, err)
+		}
+	}
+}
+
+// A layer that is in the archive under a name that no layer has is read after a cut
+// all the same.
+func TestCutWithLayersUnderOtherNames(t *testing.T) {
+	var tars [][]byte
+	for i := range 4 {
+		tars = append(tars, tarOf(t, text(fmt.Sprint(i), noise(uint64(i), 9000))))
+	}
+	config, blobs := testImage{layers: tars}.documents()
+	var names []string
+	entries := []entry{text("config", string(marshal(t, config)))}
+	for i, b := range blobs {
+		names = append(names, fmt.Sprintf("layers/%d", i))
+		entries = append(entries, text(names[i], string(b)))
+	}
+	doc := marshal(t, []object{{"Config": "config", "Layers": names}})
+	all, _, err := cutImages(t, tarOf(t, append(entries, text("manifest.json", string(doc)))...), 4, Options{CollapseBytes: 15_000})
+	if err != nil || len(all) != 4 {
+		t.Fatalf("%d layers, %v", len(all), err)
+	}
+	if files := overlay(t, all...); len(files) != 5 {
+		t.Errorf("%v", files)
+	}
+}
