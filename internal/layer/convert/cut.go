@@ -144,7 +144,7 @@ func (c *converter) above(below, now *inode) (*tree, error) {
 	if below == nil {
 		return t, nil
 	}
-	d := &difference{since: c.cuts.since}
+	d := &difference{root: now, since: c.cuts.since}
 	d.linked(below, now)
 	for _, n := range d.again {
 		if n.image != nil {
@@ -161,6 +161,7 @@ func (c *converter) above(below, now *inode) (*tree, error) {
 
 // difference is that of two roots.
 type difference struct {
+	root  *inode
 	since int
 	again []*inode // from below, which got names since
 }
@@ -191,7 +192,7 @@ func (d *difference) linked(below, now *inode) {
 // dir is what a directory has to have above the one that it was; nil: nothing.
 func (d *difference) dir(t *tree, below, now *inode) *inode {
 	x := emptied(now)
-	x.opaque = now.opaque && !below.opaque // since: what is there now was made after that
+	x.opaque = d.hidesAll(t, below, now)
 	for name, e := range now.children {
 		old := below.children[name].n
 		if x.opaque {
@@ -205,7 +206,7 @@ func (d *difference) dir(t *tree, below, now *inode) *inode {
 			if sub := d.dir(t, old, e.n); sub != nil {
 				x.children[name] = dirent{sub, d.since}
 			}
-		case e.n.isDir() && old != nil && old.isDir() && !e.n.opaque:
+		case e.n.isDir() && old != nil && len(old.children) > 0 && !e.n.opaque:
 			again := *e.n // made anew: what the old one had does not come back
 			again.opaque = true
 			x.children[name] = dirent{&again, d.since}
@@ -218,10 +219,26 @@ func (d *difference) dir(t *tree, below, now *inode) *inode {
 			x.children[name] = dirent{t.newWhiteout(), d.since}
 		}
 	}
-	if len(x.children) == 0 && sameAttributes(below, now) {
+	if len(x.children) == 0 && !x.opaque && sameAttributes(below, now) {
 		return nil
 	}
 	return x
+}
+
+// hidesAll reports whether a directory has nothing of what was in it, which its opaque
+// mark then says; that of one that goes on other layers hides what is below those, too,
+// and is there if it was asked for.
+func (d *difference) hidesAll(t *tree, below, now *inode) bool {
+	if t.c.upper {
+		return now.opaque && !below.opaque // what is in it was made after that
+	}
+	for name, old := range below.children {
+		n := now.children[name].n
+		if n != nil && n.id == old.n.id && (n.isDir() || n == old.n && n.layer < d.since) {
+			return false
+		}
+	}
+	return len(below.children) > 0 && now != d.root
 }
 
 // emptied is a directory without what is in it.
@@ -233,6 +250,5 @@ func emptied(n *inode) *inode {
 }
 
 func sameAttributes(a, b *inode) bool {
-	return a.mode == b.mode && a.uid == b.uid && a.gid == b.gid && a.mtime == b.mtime && a.mtimeNs == b.mtimeNs &&
-		a.opaque == b.opaque && maps.Equal(a.xattrs, b.xattrs)
+	return a.mode == b.mode && a.uid == b.uid && a.gid == b.gid && a.mtime == b.mtime && a.mtimeNs == b.mtimeNs && maps.Equal(a.xattrs, b.xattrs)
 }
