@@ -8,7 +8,8 @@
 // turns an archive (package convert) into a layer: the archive is read by a
 // helper, a process of its own without a file system, a network or a right to
 // anything but the descriptors it was given, because what it parses was made by
-// strangers.
+// strangers. A large image becomes several layers: the manifest of each names those
+// that it goes on, its parents, and to use it is to use all of its chain.
 //
 //	store, err := layer.Open(dir, layer.Options{})
 //	meta, findings, err := store.Build(ctx, layer.BuildOptions{}, archive) // durable when it returns

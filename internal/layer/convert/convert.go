@@ -3,7 +3,7 @@
 // memory, contents of small files in a scratch file that has no names. The content of
 // a large file goes to its place in the image as it comes out of the archive, and the
 // rest of the image is written from the three: no byte is written twice, unless what
-// came before it is hidden by what came later.
+// came before it is hidden by what came later, or belongs beyond a cut.
 //
 // The words: an archive is the byte stream that came in; its source, which is what
 // it is an archive of, is told from its content, never from a name. An entry is one member of a tar stream. A
@@ -21,6 +21,8 @@
 // Where the documents of a layout come before its layers, these are applied as they
 // come; else they wait in the scratch. Nothing is seen of an image one of whose
 // layers turns out not to be what the documents say.
+//
+// An image can become several, each of some of its layers: see cuts.
 //
 // The same archive gives the same image, byte for byte. Files are in it in the order
 // of the archive, and in that of names where they are small.

@@ -96,7 +96,7 @@ class SandboxInfo:
         backend: What kind it is.
         state: pending, starting, running, paused, stopping, stopped, failed or lost.
         reason: Why the state is stopped, failed or lost.
-        layers: Digests, lowest first.
+        layers: Digests, with those of all that they go on, lowest first.
         layer_names: The layers as the creator named them, lowest first.
         limits: What it may use.
         labels: As given at create.
