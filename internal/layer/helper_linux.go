@@ -55,7 +55,7 @@ func helperMain() error {
 	for i := range images {
 		images[i] = &splitFile{f: os.NewFile(uintptr(fdImages+i), "image")}
 	}
-	res, err := convert.ConvertAll(os.Stdin, images, os.NewFile(fdScratch, "scratch"), opt.Options)
+	res, err := convert.Chain(os.Stdin, images, os.NewFile(fdScratch, "scratch"), opt.Options)
 	for i, made := range append(res.Below, res.Image) {
 		if err == nil {
 			err = images[i].(*splitFile).finish(made.Size)

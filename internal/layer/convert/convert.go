@@ -144,15 +144,15 @@ type Image struct {
 
 // Convert makes one layer of an archive.
 func Convert(archive io.Reader, image, scratch File, opt Options) (Result, error) {
-	return ConvertAll(archive, []File{image}, scratch, opt)
+	return Chain(archive, []File{image}, scratch, opt)
 }
 
-// ConvertAll reads the archive to its end and writes the image. Errors that the
+// Chain reads the archive to its end and writes the image. Errors that the
 // archive caused are invalid or unsupported and name the entry at fault; a
 // full disk is exhausted. It makes at most as many layers as there are images, which
 // are filled from the first on; the last takes all that is left. All files must be
 // empty; on error their content means nothing.
-func ConvertAll(archive io.Reader, images []File, scratch File, opt Options) (Result, error) {
+func Chain(archive io.Reader, images []File, scratch File, opt Options) (Result, error) {
 	if err := opt.Check(); err != nil {
 		return Result{}, err
 	}

@@ -25,7 +25,7 @@ func cutImages(t testing.TB, archive []byte, n int, opt Options) (images [][]byt
 	for i := range files {
 		files[i] = &memFile{}
 	}
-	res, err = ConvertAll(bytes.NewReader(archive), files, &memFile{}, opt)
+	res, err = Chain(bytes.NewReader(archive), files, &memFile{}, opt)
 	if err != nil {
 		return nil, res, err
 	}
