@@ -29,10 +29,10 @@ func imageOf(t testing.TB, env string, layers ...[]byte) []byte {
 			t.Fatal(err)
 		}
 	}
-	blob := func(data []byte) object {
+	blob := func(kind string, data []byte) object {
 		sum := fmt.Sprintf("%x", sha256.Sum256(data))
 		add("blobs/sha256/"+sum, data)
-		return object{"mediaType": "application/vnd.oci.image.manifest.v1+json", "digest": "sha256:" + sum, "size": len(data)}
+		return object{"mediaType": kind, "digest": "sha256:" + sum, "size": len(data)}
 	}
 	encode := func(v any) []byte {
 		doc, err := json.Marshal(v)
@@ -44,13 +44,13 @@ func imageOf(t testing.TB, env string, layers ...[]byte) []byte {
 	var descs []object
 	var diffs []any
 	for _, l := range layers {
-		d := blob(l)
+		d := blob("application/vnd.oci.image.layer.v1.tar", l)
 		descs, diffs = append(descs, d), append(diffs, d["digest"])
 	}
-	config := blob(encode(object{
+	config := blob("application/vnd.oci.image.config.v1+json", encode(object{
 		"architecture": runtime.GOARCH, "os": "linux", "config": object{"Env": []string{env}}, "rootfs": object{"type": "layers", "diff_ids": diffs},
 	}))
-	manifest := blob(encode(object{"schemaVersion": 2, "config": config, "layers": descs}))
+	manifest := blob("application/vnd.oci.image.manifest.v1+json", encode(object{"schemaVersion": 2, "config": config, "layers": descs}))
 	add("oci-layout", []byte(`{"imageLayoutVersion":"1.0.0"}`))
 	add("index.json", encode(object{"schemaVersion": 2, "manifests": []object{manifest}}))
 	if err := w.Close(); err != nil {
