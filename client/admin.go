@@ -14,11 +14,12 @@ import (
 
 // Layer describes an immutable layer that sandboxes are made of.
 type Layer struct {
-	Name         string         `json:"name,omitempty"` // empty where only the digest is known
-	Digest       string         `json:"digest"`         // sha256:<hex>
+	Name         string         `json:"name,omitempty"`    // empty where only the digest is known
+	Digest       string         `json:"digest"`            // sha256:<hex>
+	Parents      []string       `json:"parents,omitempty"` // digests of the layers that it goes on, lowest first, where an image became several
 	Kind         dsec.LayerKind `json:"kind"`
 	At           string         `json:"at,omitempty"` // directory that the import's root was put at
-	Size         int64          `json:"size"`
+	Size         int64          `json:"size"`         // with those that it goes on
 	Files        int64          `json:"files"`
 	Created      time.Time      `json:"created"`
 	Source       string         `json:"source"` // rootfs, oci-layout, docker-archive, registry or git
@@ -36,7 +37,7 @@ type Layer struct {
 func layerOf(m *dsecv1.Layer) Layer {
 	c := m.GetConfig()
 	return Layer{
-		Name: m.GetName(), Digest: m.GetDigest(), Kind: dsec.LayerKind(m.GetKind()), At: m.GetAt(), Size: m.GetSize(), Files: m.GetFiles(), Created: timeOf(m.GetCreated()),
+		Name: m.GetName(), Digest: m.GetDigest(), Parents: m.GetParents(), Kind: dsec.LayerKind(m.GetKind()), At: m.GetAt(), Size: m.GetSize(), Files: m.GetFiles(), Created: timeOf(m.GetCreated()),
 		Source: m.GetSource(), SourceDigest: m.GetSourceDigest(), Origin: originOf(m.GetOrigin()),
 		Env: c.GetEnv(), User: c.GetUser(), Workdir: c.GetWorkdir(), Entrypoint: c.GetEntrypoint(), Cmd: c.GetCmd(),
 	}

@@ -6,17 +6,29 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"runtime"
+	"strconv"
+	"strings"
 	"testing"
 )
 
 // ociLayout is an OCI layout of one layer with a configuration.
 func ociLayout(t testing.TB, layer []byte, config string) []byte {
 	t.Helper()
+	return ociLayoutOf(t, config, layer)
+}
+
+// ociLayoutOf is one of several layers, lowest first.
+func ociLayoutOf(t testing.TB, config string, layers ...[]byte) []byte {
+	t.Helper()
 	digest := func(b []byte) string { return fmt.Sprintf("sha256:%x", sha256.Sum256(b)) }
-	doc := fmt.Appendf(nil, `{"architecture":%q,"os":"linux","config":%s,"rootfs":{"type":"layers","diff_ids":[%q]}}`, runtime.GOARCH, config, digest(layer))
+	var diffs, descs []string
+	for _, l := range layers {
+		diffs = append(diffs, strconv.Quote(digest(l)))
+		descs = append(descs, fmt.Sprintf(`{"mediaType":"application/vnd.oci.image.layer.v1.tar","digest":%q,"size":%d}`, digest(l), len(l)))
+	}
+	doc := fmt.Appendf(nil, `{"architecture":%q,"os":"linux","config":%s,"rootfs":{"type":"layers","diff_ids":[%s]}}`, runtime.GOARCH, config, strings.Join(diffs, ","))
 	manifest := fmt.Appendf(nil, `{"schemaVersion":2,"mediaType":"application/vnd.oci.image.manifest.v1+json",`+
-		`"config":{"mediaType":"application/vnd.oci.image.config.v1+json","digest":%q,"size":%d},`+
-		`"layers":[{"mediaType":"application/vnd.oci.image.layer.v1.tar","digest":%q,"size":%d}]}`, digest(doc), len(doc), digest(layer), len(layer))
+		`"config":{"mediaType":"application/vnd.oci.image.config.v1+json","digest":%q,"size":%d},"layers":[%s]}`, digest(doc), len(doc), strings.Join(descs, ","))
 	index := fmt.Appendf(nil, `{"schemaVersion":2,"manifests":[{"mediaType":"application/vnd.oci.image.manifest.v1+json","digest":%q,"size":%d}]}`, digest(manifest), len(manifest))
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
@@ -26,7 +38,7 @@ func ociLayout(t testing.TB, layer []byte, config string) []byte {
 		check(t, err)
 	}
 	add("oci-layout", []byte(`{"imageLayoutVersion":"1.0.0"}`))
-	for _, blob := range [][]byte{layer, doc, manifest} {
+	for _, blob := range append(layers, doc, manifest) {
 		add("blobs/sha256/"+digest(blob)[len("sha256:"):], blob)
 	}
 	add("index.json", index)

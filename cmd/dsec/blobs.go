@@ -30,6 +30,7 @@ type LayersConfig struct {
 	Verify           string   `toml:"verify"`
 	FrontEnd         string   `toml:"front_end"`
 	TraceFor         duration `toml:"trace_for"`
+	CollapseBytes    int64    `toml:"collapse_bytes"`
 	CacheDir         string   `toml:"cache_dir"`
 	CacheBytes       int64    `toml:"cache_bytes"`
 	RetryFor         duration `toml:"retry_for"`
@@ -47,6 +48,9 @@ func (l *LayersConfig) validate() error {
 	}
 	if l.StoreRequests < 1 || l.StoreRequests > 4096 {
 		return dsec.Invalid("layers.store_requests", "is %d, want 1 to 4096", l.StoreRequests)
+	}
+	if l.CollapseBytes < 0 || l.CollapseBytes > 1<<50 {
+		return dsec.Invalid("layers.collapse_bytes", "is %d, want 0 to %d", l.CollapseBytes, int64(1<<50))
 	}
 	return l.validateReads()
 }

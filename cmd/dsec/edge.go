@@ -88,7 +88,8 @@ func startEdge(ctx context.Context, cfg *Config, log *slog.Logger, reg *promethe
 	if err != nil {
 		return nil, ofRoot(err)
 	}
-	options := layer.Options{Blobs: blobs, Own: cfg.Layers.Store == "", Verify: cfg.Layers.Verify == verifyAlways, TraceFor: cfg.Layers.TraceFor.Duration, Logger: log}
+	options := layer.Options{Blobs: blobs, Own: cfg.Layers.Store == "", Verify: cfg.Layers.Verify == verifyAlways, TraceFor: cfg.Layers.TraceFor.Duration,
+		CollapseBytes: cfg.Layers.CollapseBytes, Logger: log}
 	if fill != nil {
 		options.Lazy = fill
 	}

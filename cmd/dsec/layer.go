@@ -113,6 +113,9 @@ func runLayerInspect(ctx context.Context, e *env, args []string) error {
 		{"digest", l.Digest}, {"kind", string(l.Kind)}, {"names", strings.Join(names, " ")}, {"size", units.Bytes(l.Size)}, {"files", fmt.Sprint(l.Files)},
 		{"created", l.Created.Format(time.RFC3339)}, {"source", l.Source}, {"source digest", l.SourceDigest},
 	}
+	for _, digest := range l.Parents {
+		rows = append(rows, []string{"goes on", digest})
+	}
 	if from := l.Origin; from != nil {
 		rows = append(rows, []string{"from", from.Location}, []string{"revision", from.Revision})
 	}

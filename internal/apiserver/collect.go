@@ -52,9 +52,9 @@ func (s *Server) collect(ctx context.Context, age time.Duration, dry bool) (*dse
 		return nil, err
 	}
 	res := new(dsecv1.CollectLayersResponse)
-	before := time.Now().Add(-age)
+	before, referred := time.Now().Add(-age), s.layers.referred()
 	for _, l := range stored.Msg.Layers {
-		gone := l.Created.AsTime().Before(before) && len(s.layers.tags.Keys(l.Digest)) == 0
+		gone := l.Created.AsTime().Before(before) && !referred[l.Digest]
 		if gone && !dry {
 			if gone, err = s.dropUnnamed(ctx, l.Digest); err != nil && ctx.Err() != nil {
 				return nil, err
@@ -71,7 +71,7 @@ func (s *Server) collect(ctx context.Context, age time.Duration, dry bool) (*dse
 	return res, nil
 }
 
-// dropUnnamed removes a layer that no project has a name for.
+// dropUnnamed removes a layer that no project has a name for, nor for one that goes on it.
 func (s *Server) dropUnnamed(ctx context.Context, digest string) (dropped bool, err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), dropTimeout)
 	defer cancel()

@@ -301,6 +301,70 @@ func TestLayersBelongToTheirProject(t *testing.T) {
 	})
 }
 
+// A name keeps the layers that its layer goes on, and the last one that does takes
+// them along.
+func TestNamesKeepWhatALayerGoesOn(t *testing.T) {
+	digest := func(c string) string { return "sha256:" + strings.Repeat(c, 64) }
+	stub := newStub("fake")
+	r := newRig(t, stub)
+	a, b := r.client(r.secret), r.client(r.other)
+	bring := func(c *client.Client, name, top string, parents ...string) {
+		t.Helper()
+		stub.set(func() { stub.digest, stub.parents = top, parents })
+		l, _, err := c.ImportLayer(t.Context(), name, client.ImportOptions{}, strings.NewReader("tar"))
+		check(t, err)
+		again, _, _, err := c.InspectLayer(t.Context(), name)
+		check(t, err)
+		if !slices.Equal(l.Parents, parents) || !slices.Equal(again.Parents, parents) {
+			t.Errorf("%s goes on %v and %v, want %v", name, l.Parents, again.Parents, parents)
+		}
+	}
+	dropped := func(want ...string) {
+		t.Helper()
+		stub.set(func() {
+			if !slices.Equal(stub.dropped, want) {
+				t.Errorf("dropped %v, want %v", stub.dropped, want)
+			}
+			stub.dropped = nil
+		})
+	}
+	bring(a, "one", digest("c"), digest("a"), digest("b"))
+	bring(b, "two", digest("d"), digest("a"))
+	_, err := a.TagLayer(t.Context(), "one", "again", false)
+	check(t, err)
+	check(t, a.RemoveLayer(t.Context(), "one"))
+	dropped()
+	for _, d := range []string{digest("a"), digest("b"), digest("c"), digest("d")} {
+		if !r.server.layers.referred()[d] {
+			t.Errorf("a collection would take %s", d)
+		}
+		if unnamed, _, err := r.server.layers.dropping(t.Context(), d); err != nil || unnamed {
+			t.Errorf("%s has no name: %v, %v", d, unnamed, err)
+		}
+	}
+	// To know the digest of one below opens nothing.
+	if _, _, _, err := a.InspectLayer(t.Context(), digest("b")); codeOf(err) != dsec.CodeNotFound {
+		t.Errorf("inspect of one below: %v", err)
+	}
+	check(t, a.RemoveLayer(t.Context(), "again"))
+	dropped(digest("c"), digest("b"))
+	// A name that gets another layer lets go of what the old one went on.
+	bring(b, "two", digest("e"), digest("f"))
+	dropped(digest("d"), digest("a"))
+	// What a layer goes on was dropped while it was imported: it may not be there.
+	began, err := r.server.layers.store.Revision(t.Context())
+	check(t, err)
+	unnamed, done, err := r.server.layers.dropping(t.Context(), digest("a"))
+	if check(t, err); !unnamed {
+		t.Error("a name is left")
+	}
+	done()
+	late := tag{Digest: digest("c"), Parents: []string{digest("a"), digest("b")}}
+	if err := r.server.layers.set(t.Context(), "a", "late:latest", late, began); codeOf(err) != dsec.CodeUnavailable {
+		t.Errorf("named on what was dropped: %v", err)
+	}
+}
+
 func TestLayerNames(t *testing.T) {
 	for name, want := range map[string]string{
 		"base": "base:latest", "base:1.0": "base:1.0", "org/app": "org/app:latest", "a.b-c_d/e:X": "a.b-c_d/e:X",

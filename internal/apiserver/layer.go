@@ -3,6 +3,7 @@ package apiserver
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	"connectrpc.com/connect"
@@ -64,7 +65,7 @@ func (l layerService) give(ctx context.Context, project, name string, t, old tag
 		return err
 	}
 	if old.Digest != "" && old.Digest != t.Digest {
-		l.drop(ctx, old.Digest)
+		l.drop(ctx, old)
 	}
 	return nil
 }
@@ -137,14 +138,17 @@ func (l layerService) RemoveLayer(ctx context.Context, req *connect.Request[dsec
 			return nil, err
 		}
 	}
-	l.drop(ctx, t.Digest)
+	l.drop(ctx, t)
 	return connect.NewResponse(&dsecv1.RemoveLayerResponse{}), nil
 }
 
-// drop removes a layer that has no name left. Where a sandbox still uses it,
-// or no edge answers, it stays, to be collected.
-func (l layerService) drop(ctx context.Context, digest string) {
-	if _, err := l.s.dropUnnamed(ctx, digest); err != nil {
-		l.s.log.Info("layer without a name stays", "digest", digest, "err", err)
+// drop removes a layer that has no name left, and from the topmost on those that it
+// went on. Where a sandbox still uses one, or no edge answers, it stays, to be
+// collected.
+func (l layerService) drop(ctx context.Context, t tag) {
+	for _, digest := range slices.Backward(append(slices.Clone(t.Parents), t.Digest)) {
+		if _, err := l.s.dropUnnamed(ctx, digest); err != nil {
+			l.s.log.Info("layer without a name stays", "digest", digest, "err", err)
+		}
 	}
 }

@@ -28,8 +28,9 @@ const (
 // the import told of it.
 type tag struct {
 	Digest       string    `json:"digest"`
-	Kind         string    `json:"kind,omitempty"` // empty: base
-	At           string    `json:"at,omitempty"`   // where its root was put
+	Parents      []string  `json:"parents,omitempty"` // that it goes on, lowest first
+	Kind         string    `json:"kind,omitempty"`    // empty: base
+	At           string    `json:"at,omitempty"`      // where its root was put
 	Size         int64     `json:"size"`
 	Files        int64     `json:"files"`
 	Created      time.Time `json:"created"`
@@ -42,6 +43,11 @@ type tag struct {
 	Entrypoint   []string  `json:"entrypoint,omitempty"`
 	Cmd          []string  `json:"cmd,omitempty"`
 	Findings     []string  `json:"findings,omitempty"`
+}
+
+// refers reports whether the name keeps a layer.
+func (t tag) refers(digest string) bool {
+	return t.Digest == digest || slices.Contains(t.Parents, digest)
 }
 
 // origin is where an import came from; At, where the root of a registry's image was put.
@@ -125,7 +131,11 @@ func (l *layerNames) find(project, field, ref string) (tag, error) {
 // the layer was dropped since, or is being dropped: the import may have found it
 // there and not stored it again.
 func (l *layerNames) set(ctx context.Context, project, name string, t tag, began int64) error {
-	rev, err := store.PutIf(ctx, l.store, tagPrefix+project+"/"+name, t, store.UnchangedSince(droppedPrefix+t.Digest, began), store.Absent(droppingPrefix+t.Digest))
+	var conds []store.Cond
+	for _, digest := range append([]string{t.Digest}, t.Parents...) {
+		conds = append(conds, store.UnchangedSince(droppedPrefix+digest, began), store.Absent(droppingPrefix+digest))
+	}
+	rev, err := store.PutIf(ctx, l.store, tagPrefix+project+"/"+name, t, conds...)
 	if err != nil {
 		if dsec.CodeOf(err) == dsec.CodeConflict {
 			return dsec.Errorf(dsec.CodeUnavailable, "the same layer was being removed; import it again")
@@ -174,18 +184,31 @@ func (l *layerNames) dropping(ctx context.Context, digest string) (unnamed bool,
 	return !named, done, nil
 }
 
-// named reports whether any project has a name for a layer.
+// named reports whether any project has a name for a layer, or for one that goes on it.
 func (l *layerNames) named(ctx context.Context, digest string) (bool, error) {
 	tags, err := store.List[tag](ctx, l.store, tagPrefix)
 	if err != nil {
 		return false, err
 	}
 	for _, t := range tags {
-		if t.Digest == digest {
+		if t.refers(digest) {
 			return true, nil
 		}
 	}
 	return false, nil
+}
+
+// referred are the layers that some project has a name for, with those that they go on.
+func (l *layerNames) referred() map[string]bool {
+	found := map[string]bool{}
+	l.tags.Range("", func(_ string, t tag) bool {
+		found[t.Digest] = true
+		for _, digest := range t.Parents {
+			found[digest] = true
+		}
+		return true
+	})
+	return found
 }
 
 // names are those that a project has for a layer, sorted.
@@ -200,8 +223,10 @@ func (l *layerNames) names(project, digest string) (names []string) {
 }
 
 func tagOf(l *dsecv1.Layer, findings []string) (tag, error) {
-	if !digestForm.MatchString(l.GetDigest()) {
-		return tag{}, fmt.Errorf("edge answered a build with digest %q", l.GetDigest())
+	for _, digest := range append([]string{l.GetDigest()}, l.GetParents()...) {
+		if !digestForm.MatchString(digest) {
+			return tag{}, fmt.Errorf("edge answered a build with digest %q", digest)
+		}
 	}
 	c := l.GetConfig()
 	var from *origin
@@ -210,7 +235,7 @@ func tagOf(l *dsecv1.Layer, findings []string) (tag, error) {
 	}
 	return tag{
 		Origin: from,
-		Digest: l.Digest, Kind: l.Kind, Size: l.Size, Files: l.Files, Created: l.Created.AsTime(),
+		Digest: l.Digest, Parents: l.Parents, Kind: l.Kind, Size: l.Size, Files: l.Files, Created: l.Created.AsTime(),
 		Source: l.Source, SourceDigest: l.SourceDigest,
 		Env: c.GetEnv(), User: c.GetUser(), Workdir: c.GetWorkdir(), Entrypoint: c.GetEntrypoint(), Cmd: c.GetCmd(),
 		Findings: findings,
@@ -226,7 +251,7 @@ func (t tag) message(name string) *dsecv1.Layer {
 	}
 	return &dsecv1.Layer{
 		Origin: from,
-		Name:   name, Digest: t.Digest, Kind: string(t.kind()), At: t.At, Size: t.Size, Files: t.Files, Created: timestamppb.New(t.Created),
+		Name:   name, Digest: t.Digest, Parents: t.Parents, Kind: string(t.kind()), At: t.At, Size: t.Size, Files: t.Files, Created: timestamppb.New(t.Created),
 		Source: t.Source, SourceDigest: t.SourceDigest,
 		Config: &dsecv1.LayerConfig{Env: t.Env, User: t.User, Workdir: t.Workdir, Entrypoint: t.Entrypoint, Cmd: t.Cmd},
 	}

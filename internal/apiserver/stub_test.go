@@ -60,6 +60,7 @@ type stubEdge struct {
 	wrote    chan struct{}
 	gone     chan error // of a command that hangs
 	digest   string
+	parents  []string
 	headers  []http.Header
 	owner    string      // unit that its store belongs to; empty: to who claims it
 	claimed  string      // unit that did last
@@ -250,7 +251,7 @@ func (e *stubEdge) BuildLayer(_ context.Context, in *connect.ClientStream[dsecv1
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return connect.NewResponse(&dsecv1.ImportLayerResponse{Layer: &dsecv1.Layer{Digest: e.digest, Size: 4096}}), in.Err()
+	return connect.NewResponse(&dsecv1.ImportLayerResponse{Layer: &dsecv1.Layer{Digest: e.digest, Parents: e.parents, Size: 4096}}), in.Err()
 }
 
 func (e *stubEdge) ResolveImage(_ context.Context, req *connect.Request[dsecv1.PullLayerRequest]) (*connect.Response[dsecv1.ResolveImageResponse], error) {

@@ -260,7 +260,7 @@ func lifetime(field string, d *durationpb.Duration, def time.Duration) (time.Dur
 	return d.AsDuration(), nil
 }
 
-// layerDefaults checks that the layers, which the creator calls names, are there, and takes what their images
+// layerDefaults checks that the layers, which the creator calls names, are there, adds those that they go on, and takes what their images
 // say where the request does not: environment from all, user and workdir from
 // the topmost that has one.
 func (e *Edge) layerDefaults(ctx context.Context, spec *dsec.Spec, names []string) error {
@@ -270,12 +270,12 @@ func (e *Edge) layerDefaults(ctx context.Context, spec *dsec.Spec, names []strin
 	if len(spec.Layers) == 0 && spec.Kind != dsec.KindFake {
 		return dsec.Invalid("layers", "want at least one layer")
 	}
-	var env []string
+	var env, all []string
 	user, workdir := "", ""
 	var stack dsec.Stack
 	for i, digest := range spec.Layers {
 		field := fmt.Sprintf("layers[%d]", i)
-		if slices.Contains(spec.Layers[:i], digest) {
+		if slices.Contains(all, digest) {
 			return dsec.Invalid(field, "%.300q is there already, want each layer once", nameOf(names, i, digest)) // overlayfs takes none twice
 		}
 		if e.cfg.Layers == nil {
@@ -288,6 +288,12 @@ func (e *Edge) layerDefaults(ctx context.Context, spec *dsec.Spec, names []strin
 		if err := stack.Add(nameOf(names, i, digest), meta.Kind); err != nil {
 			return err
 		}
+		for _, parent := range meta.Parents {
+			if slices.Contains(all, parent) {
+				return dsec.Invalid(field, "want layers that go on others than those that are there; %s is", parent)
+			}
+		}
+		all = append(all, meta.Chain()...)
 		env = mergeEnv(env, meta.Config.Env)
 		if meta.Config.User != "" {
 			user = meta.Config.User
@@ -296,6 +302,10 @@ func (e *Edge) layerDefaults(ctx context.Context, spec *dsec.Spec, names []strin
 			workdir = meta.Config.Workdir
 		}
 	}
+	if len(all) > dsec.MaxLayers {
+		return dsec.Invalid("layers", "want at most %d with those that they go on, got %d", dsec.MaxLayers, len(all))
+	}
+	spec.Layers = all
 	spec.Env = mergeEnv(env, spec.Env)
 	if spec.User == "" {
 		spec.User = user
@@ -347,13 +357,14 @@ func mergeEnv(base, over []string) []string {
 	return append(out, over...)
 }
 
-// hold takes a reference on each layer of spec.
+// hold takes a reference on each layer of spec, of which more are than were asked for
+// where an image became several.
 func (e *Edge) hold(ctx context.Context, spec *dsec.Spec) (release []func(), err error) {
-	for i, digest := range spec.Layers {
+	for _, digest := range spec.Layers {
 		r, err := e.cfg.Layers.Hold(ctx, digest)
 		if err != nil {
 			releaseAll(release)
-			return nil, at(err, fmt.Sprintf("layers[%d]", i))
+			return nil, at(err, "layers")
 		}
 		release = append(release, r)
 	}

@@ -1,6 +1,7 @@
 package edge
 
 import (
+	"context"
 	"time"
 	"unicode/utf8"
 
@@ -100,12 +101,22 @@ func entryProto(f *chronusapi.FileInfo) *dsecv1.Entry {
 	return out
 }
 
-func layerProto(m layer.Meta) *dsecv1.Layer {
+// layerProto is what a caller sees of a layer, which those that it goes on are part of.
+func (e *Edge) layerProto(ctx context.Context, m layer.Meta) (*dsecv1.Layer, error) {
+	size, files := m.Size, m.Files
+	for _, digest := range m.Parents {
+		below, err := e.cfg.Layers.Get(ctx, digest)
+		if err != nil {
+			return nil, err
+		}
+		size, files = size+below.Size, files+below.Files
+	}
 	return &dsecv1.Layer{
-		Digest: m.Digest, Kind: string(m.Kind), Size: m.Size, Files: m.Files, Created: timestamppb.New(m.Created),
+		Parents: m.Parents,
+		Digest:  m.Digest, Kind: string(m.Kind), Size: size, Files: files, Created: timestamppb.New(m.Created),
 		Source: m.Source, SourceDigest: m.SourceDigest, Origin: originProto(m.Origin),
 		Config: &dsecv1.LayerConfig{Env: m.Config.Env, User: m.Config.User, Workdir: m.Config.Workdir, Entrypoint: m.Config.Entrypoint, Cmd: m.Config.Cmd},
-	}
+	}, nil
 }
 
 func originProto(o *layer.Origin) *dsecv1.LayerOrigin {

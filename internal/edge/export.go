@@ -20,18 +20,26 @@ func (v service) ExportLayer(ctx context.Context, req *connect.Request[dsecv1.Ex
 	if v.e.cfg.Layers == nil {
 		return errNoLayers
 	}
-	digests := req.Msg.Layers
-	if len(digests) == 0 || len(digests) > dsec.MaxLayers {
-		return dsec.Invalid("layers", "want 1 to %d", dsec.MaxLayers)
-	}
 	var layers []export.Layer
-	for i, digest := range digests {
-		l, done, err := v.e.openLayer(ctx, digest)
+	for i, asked := range req.Msg.Layers {
+		meta, err := v.e.cfg.Layers.Get(ctx, asked)
 		if err != nil {
 			return at(err, fmt.Sprintf("layers[%d]", i))
 		}
-		defer done()
-		layers = append(layers, l)
+		for _, digest := range meta.Chain() {
+			if len(layers) == dsec.MaxLayers {
+				return dsec.Invalid("layers", "want 1 to %d with those that they go on", dsec.MaxLayers)
+			}
+			l, done, err := v.e.openLayer(ctx, digest)
+			if err != nil {
+				return at(err, fmt.Sprintf("layers[%d]", i))
+			}
+			defer done()
+			layers = append(layers, l)
+		}
+	}
+	if len(layers) == 0 {
+		return dsec.Invalid("layers", "want 1 to %d", dsec.MaxLayers)
 	}
 	img, err := export.Plan(ctx, layers)
 	if err != nil {

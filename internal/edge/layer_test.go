@@ -91,7 +91,13 @@ func (l *layers) Build(_ context.Context, opt layer.BuildOptions, r io.Reader) (
 	return m, []string{"selected " + opt.Select}, nil
 }
 
-func (l *layers) Prefetch(context.Context, string, func(done, total int64)) error { return nil }
+func (l *layers) Prefetch(ctx context.Context, digest string, progress func(done, total int64)) error {
+	m, err := l.Get(ctx, digest)
+	if err == nil {
+		progress(m.Size, m.Size)
+	}
+	return err
+}
 
 func (l *layers) Release(digest string) {
 	l.mu.Lock()
@@ -177,6 +183,68 @@ func TestKindsOfLayersHaveTheirPlaces(t *testing.T) {
 		} else {
 			n.kill(id.Id)
 		}
+	}
+}
+
+// A layer comes with those that it goes on: a sandbox has them all, and holds them.
+func TestLayersComeWithThoseBelow(t *testing.T) {
+	meta := func(c byte, kind dsec.LayerKind, parents ...string) layer.Meta {
+		return layer.Meta{Digest: digest(c), Manifest: layer.Manifest{Kind: kind, Size: 1000, Files: 2, Parents: parents}}
+	}
+	many := meta('8', dsec.LayerToolkit)
+	for i := range dsec.MaxLayers - 2 {
+		many.Parents = append(many.Parents, fmt.Sprintf("sha256:%064x", i))
+	}
+	store := newLayers(meta('a', dsec.LayerBase), meta('b', dsec.LayerBase, digest('a')), meta('c', dsec.LayerBase, digest('a'), digest('b')),
+		meta('1', dsec.LayerToolkit), meta('2', dsec.LayerToolkit, digest('1')), meta('3', dsec.LayerToolkit, digest('1')), many)
+	var got []string
+	n := newNode(t, func(c *edge.Config, o *fake.Options) {
+		c.Layers = store
+		o.OnCreate = func(_ context.Context, req backend.CreateRequest) error {
+			got = nil
+			for _, l := range req.Layers {
+				got = append(got, l.Digest)
+			}
+			return nil
+		}
+	})
+	id := n.create(&dsecv1.CreateRequest{Layers: []string{digest('c'), digest('2')}})
+	want := []string{digest('a'), digest('b'), digest('c'), digest('1'), digest('2')}
+	if res, err := n.GetSandbox(t.Context(), connect.NewRequest(&dsecv1.GetRequest{SandboxId: id})); err != nil || !slices.Equal(got, want) || !slices.Equal(res.Msg.Sandbox.Layers, want) {
+		t.Errorf("the backend has %v, want %v: %v, %v", got, want, res, err)
+	}
+	n.restart()
+	for _, d := range want {
+		_, err := n.DropLayer(t.Context(), connect.NewRequest(&dsecv1.DropLayerRequest{Digest: d}))
+		wantError(t, err, dsec.CodeConflict, "")
+	}
+	n.kill(id)
+	for i, tt := range []struct {
+		layers []string
+		code   dsec.Code
+		field  string
+	}{
+		{[]string{digest('c'), digest('2'), digest('3')}, dsec.CodeInvalid, "layers[2]"}, // both go on 1
+		{[]string{digest('c'), digest('2'), digest('1')}, dsec.CodeInvalid, "layers[2]"},
+		{[]string{digest('c'), digest('8')}, dsec.CodeInvalid, "layers"}, // too many
+		{[]string{digest('a'), digest('b')}, dsec.CodeInvalid, "layers[1]"},
+		{[]string{digest('a'), digest('8')}, dsec.CodeNotFound, "layers"}, // those that it goes on are not there
+	} {
+		_, err := n.tryCreate(&dsecv1.CreateRequest{Layers: tt.layers})
+		if wantError(t, err, tt.code, tt.field); t.Failed() {
+			t.Fatal(i)
+		}
+	}
+	var last *dsecv1.PrefetchLayerResponse
+	fetch, err := n.PrefetchLayer(t.Context(), connect.NewRequest(&dsecv1.PrefetchLayerRequest{Name: digest('c')}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for fetch.Receive() {
+		last = fetch.Msg()
+	}
+	if err := fetch.Err(); err != nil || last.GetBytes() != 3000 || last.GetSize() != 3000 {
+		t.Errorf("fetched %v, %v", last, err)
 	}
 }
 

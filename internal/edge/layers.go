@@ -47,7 +47,10 @@ func (v service) BuildLayer(ctx context.Context, stream *connect.ClientStream[ds
 	if err != nil {
 		return nil, err
 	}
-	out := layerProto(meta)
+	out, err := v.e.layerProto(ctx, meta)
+	if err != nil {
+		return nil, err
+	}
 	if out.Origin = originProto(origin); origin != nil {
 		out.Source = origin.Type
 	}

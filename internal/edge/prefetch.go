@@ -25,7 +25,7 @@ func (v service) PrefetchLayer(ctx context.Context, req *connect.Request[dsecv1.
 	var now atomic.Pointer[dsecv1.PrefetchLayerResponse]
 	done := make(chan error, 1)
 	go func() {
-		done <- v.e.cfg.Layers.Prefetch(ctx, req.Msg.Name, func(bytes, size int64) {
+		done <- v.e.prefetch(ctx, req.Msg.Name, func(bytes, size int64) {
 			now.Store(&dsecv1.PrefetchLayerResponse{Bytes: bytes, Size: size})
 		})
 	}()
@@ -49,4 +49,30 @@ func (v service) PrefetchLayer(ctx context.Context, req *connect.Request[dsecv1.
 			return err
 		}
 	}
+}
+
+// prefetch brings a layer and those that it goes on, lowest first.
+func (e *Edge) prefetch(ctx context.Context, digest string, progress func(bytes, size int64)) error {
+	top, err := e.cfg.Layers.Get(ctx, digest)
+	if err != nil {
+		return err
+	}
+	var before, size int64
+	chain := top.Chain()
+	sizes := make([]int64, len(chain))
+	for i, digest := range chain {
+		meta, err := e.cfg.Layers.Get(ctx, digest)
+		if err != nil {
+			return err
+		}
+		sizes[i] = meta.Size
+		size += meta.Size
+	}
+	for i, digest := range chain {
+		if err := e.cfg.Layers.Prefetch(ctx, digest, func(done, _ int64) { progress(before+done, size) }); err != nil {
+			return err
+		}
+		before += sizes[i]
+	}
+	return nil
 }

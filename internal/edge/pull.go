@@ -92,7 +92,10 @@ func (v service) PullLayer(ctx context.Context, req *connect.Request[dsecv1.Pull
 	if b.err != nil {
 		return ofImage(b.err)
 	}
-	out := layerProto(b.meta)
+	out, err := v.e.layerProto(ctx, b.meta)
+	if err != nil {
+		return err
+	}
 	// The layer may be there from elsewhere; what is told is where this came from.
 	out.Origin, out.Source, out.SourceDigest = originProto(originOf(img)), layer.OriginRegistry, img.Digest
 	return stream.Send(&dsecv1.PullLayerResponse{Message: &dsecv1.PullLayerResponse_Done{

@@ -9,6 +9,7 @@ import (
 	"hash"
 	"io"
 	"os"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -22,18 +23,20 @@ import (
 // layout or a docker-archive, plain or compressed with gzip or zstd. A layer that
 // is no base keeps the whiteouts of its archive, in the form of OCI or of overlayfs,
 // and hides by them what is below it in a sandbox. Build returns the layer and the
-// findings of this archive.
+// findings of this archive. Of an image that becomes several layers it is the topmost,
+// whose manifest names those below.
 //
 // The layer is durable when Build returns. Where the store has it already, the
-// one that is there is returned. On error nothing is visible, and no more
-// space is used than before. Errors that the archive caused are invalid or
+// one that is there is returned. On error it is not visible, and no more space is used
+// than before, but for layers below it that were stored already: they go as all that
+// no name leads to. Errors that the archive caused are invalid or
 // unsupported; exhausted is a full disk, unavailable a stream that broke off
 // or a build that took too long.
 //
 // Build returns once ctx ends; a Read of r that blocks then is left to
 // whoever owns r, and nothing is done with what it returns.
 func (s *Store) Build(ctx context.Context, opt BuildOptions, r io.Reader) (Meta, []string, error) {
-	todo := convert.Options{Select: opt.Select, Kind: opt.Kind, At: opt.At, Strict: opt.Strict, Limits: s.opt.Limits}
+	todo := convert.Options{Select: opt.Select, Kind: opt.Kind, At: opt.At, Strict: opt.Strict, CollapseBytes: s.opt.CollapseBytes, Limits: s.opt.Limits}
 	if err := todo.Check(); err != nil {
 		return Meta{}, nil, err
 	}
@@ -46,25 +49,72 @@ func (s *Store) Build(ctx context.Context, opt BuildOptions, r io.Reader) (Meta,
 	defer s.builds.give()
 	ctx, end := context.WithCancelCause(ctx)
 	defer end(nil)
-	image, err := s.imageTemp()
+	images, err := s.imageTemps()
+	defer func() {
+		for _, f := range images {
+			_ = f.Close()
+		}
+	}()
 	if err != nil {
 		return Meta{}, nil, storeError("make image file", err)
 	}
-	defer image.Close()
-	res, src, err := s.convert(ctx, image, todo, &paced{r: r, most: s.opt.patience, left: s.opt.patience, cancel: end})
+	res, src, err := s.convert(ctx, images, todo, &paced{r: r, most: s.opt.patience, left: s.opt.patience, cancel: end})
 	if err != nil {
 		return Meta{}, nil, err
 	}
 	if kind := cmp.Or(opt.Kind, dsec.LayerBase); kind == dsec.LayerBase && res.Source == convert.SourceRootFS && res.Files == 0 && res.Size > 0 {
 		return Meta{}, nil, dsec.Invalid("data", "nothing is in it, and a base is a whole root file system")
 	}
-	s.beginSync(image)
-	meta := Meta{
-		Manifest: Manifest{Version: manifestVersion, Kind: cmp.Or(opt.Kind, dsec.LayerBase), Size: res.Size, Files: res.Files, Config: res.Config},
-		About:    About{Source: res.Source, SourceDigest: src.digest(), SourceSize: src.n, Origin: opt.Origin, Created: time.Now().UTC(), Findings: res.Findings},
-	}
-	meta, err = s.publish(ctx, image, meta)
+	about := About{Source: res.Source, SourceDigest: src.digest(), SourceSize: src.n, Origin: opt.Origin, Created: time.Now().UTC()}
+	meta, err := s.publishAll(ctx, images, res, Meta{Manifest: Manifest{Kind: cmp.Or(opt.Kind, dsec.LayerBase)}, About: about})
 	return meta, res.Findings, err
+}
+
+// publishAll makes layers of the images that the helper wrote, lowest first: all but
+// the topmost say nothing of processes, so that other images may have them too.
+func (s *Store) publishAll(ctx context.Context, images []*os.File, res convert.Result, like Meta) (Meta, error) {
+	made := append(res.Below, res.Image)
+	for i := range made {
+		s.beginSync(images[i])
+	}
+	var parents []string
+	for i, img := range made {
+		meta := like
+		meta.Version, meta.Size, meta.Files, meta.Parents = manifestVersion, img.Size, img.Files, parents
+		if i == len(made)-1 {
+			meta.Config, meta.Findings = res.Config, res.Findings
+		}
+		if len(parents) > 0 {
+			meta.Version = parentsVersion
+		}
+		meta, err := s.publish(ctx, images[i], meta)
+		if err != nil || i == len(made)-1 {
+			return meta, err
+		}
+		parents = append(slices.Clone(parents), meta.Digest)
+	}
+	return Meta{}, errors.New("the helper made no image") // there always is the topmost
+}
+
+// maxCollapsed is the most layers that one image becomes. The topmost takes what would
+// be more.
+const maxCollapsed = 16
+
+// imageTemps makes the files for the layers that an archive may become; on error those
+// that were made.
+func (s *Store) imageTemps() (images []*os.File, err error) {
+	n := 1
+	if s.opt.CollapseBytes > 0 {
+		n = maxCollapsed
+	}
+	for range n {
+		f, err := s.imageTemp()
+		if err != nil {
+			return images, err
+		}
+		images = append(images, f)
+	}
+	return images, nil
 }
 
 // imageTemp makes the file that the data of an image stay in, where the blob

@@ -33,9 +33,14 @@ var badHelpers = map[string]func(){
 	"bad-hangs":        func() { select {} },
 	"bad-oom":          func() { fmt.Fprintln(os.Stderr, "fatal error: runtime: out of memory"); os.Exit(2) },
 	"bad-says-nothing": func() { _, _ = io.Copy(io.Discard, os.Stdin) },
-	"bad-lies":         func() { say(report{Result: &convert.Result{Source: SourceRootFS, Size: 1 << 40}}) },
-	"bad-empty":        func() { say(report{Result: &convert.Result{Source: SourceRootFS}}) },
-	"bad-both":         func() { say(report{Result: &convert.Result{}, Error: &dsec.Error{}}) },
+	"bad-lies": func() {
+		say(report{Result: &convert.Result{Source: SourceRootFS, Image: convert.Image{Size: 1 << 40}}})
+	},
+	"bad-empty": func() { say(report{Result: &convert.Result{Source: SourceRootFS}}) },
+	"bad-many": func() {
+		say(report{Result: &convert.Result{Source: SourceRootFS, Below: make([]convert.Image, maxCollapsed)}})
+	},
+	"bad-both": func() { say(report{Result: &convert.Result{}, Error: &dsec.Error{}}) },
 	"bad-config": func() {
 		say(report{Result: &convert.Result{Source: SourceRootFS, Config: Config{Workdir: "/proc/self/fd/8"}}})
 	},
@@ -58,7 +63,7 @@ var badHelpers = map[string]func(){
 		panic(err)
 	},
 	"confined-waits": func() {
-		if _, err := confineHelper(Limits{}.WithDefaults()); err != nil {
+		if _, err := confineHelper(Limits{}.WithDefaults(), fdImages+1); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
@@ -86,7 +91,7 @@ func badStore(t *testing.T, verb string, opt Options) *Store {
 func TestBadHelpers(t *testing.T) {
 	for verb, code := range map[string]dsec.Code{
 		"bad-dies": dsec.CodeInternal, "bad-oom": dsec.CodeInvalid, "bad-says-nothing": dsec.CodeInternal, "bad-lies": dsec.CodeInternal,
-		"bad-empty": dsec.CodeInternal, "bad-both": dsec.CodeInternal, "bad-config": dsec.CodeInternal, "bad-floods": dsec.CodeInternal,
+		"bad-empty": dsec.CodeInternal, "bad-many": dsec.CodeInternal, "bad-both": dsec.CodeInternal, "bad-config": dsec.CodeInternal, "bad-floods": dsec.CodeInternal,
 	} {
 		t.Run(verb, func(t *testing.T) {
 			s := badStore(t, verb, Options{})

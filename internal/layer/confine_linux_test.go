@@ -80,7 +80,7 @@ var kept []*byte
 // probe reports the errno of each call.
 func probe(confined bool) {
 	if confined {
-		if _, err := confineHelper(Limits{}.WithDefaults()); err != nil {
+		if _, err := confineHelper(Limits{}.WithDefaults(), fdImages+1); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
@@ -113,7 +113,7 @@ func runProbe(t *testing.T, verb string) []string {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	h, err := s.startHelper(f, f, convert.Options{})
+	h, err := s.startHelper([]*os.File{f}, f, convert.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -161,7 +161,7 @@ func TestHelperFromOutside(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	h, err := s.startHelper(f, f, convert.Options{})
+	h, err := s.startHelper([]*os.File{f}, f, convert.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -207,7 +207,7 @@ func TestHelperFromOutside(t *testing.T) {
 // The helper refuses to run in any way but its own.
 func TestHelperRefusesRoot(t *testing.T) {
 	testutil.Require(t, testutil.Root)
-	if _, err := confineHelper(Limits{}); err == nil || !strings.Contains(err.Error(), "root") {
+	if _, err := confineHelper(Limits{}, fdImages+1); err == nil || !strings.Contains(err.Error(), "root") {
 		t.Errorf("%v, want a refusal", err)
 	}
 }

@@ -16,8 +16,8 @@ import (
 )
 
 // HelperMain is the import helper: `dsec import-helper <options as JSON>`,
-// started by a store with the archive as standard input and three descriptors
-// after standard error. It gives up every right before it reads a byte of the
+// started by a store with the archive as standard input and the descriptors from
+// fdScratch on. It gives up every right before it reads a byte of the
 // archive, converts it, reports, and exits. It never returns.
 func HelperMain() {
 	if err := helperMain(); err != nil {
@@ -31,26 +31,35 @@ func helperMain() error {
 	if len(os.Args) == 0 {
 		return errors.New("no arguments")
 	}
-	var opt convert.Options
+	var opt helperOptions
 	if err := json.Unmarshal([]byte(os.Args[len(os.Args)-1]), &opt); err != nil {
 		return fmt.Errorf("options: %w", err)
 	}
 	opt.Limits = opt.Limits.WithDefaults()
 	// Not from its parent but from a shell: there is nothing to convert.
-	for fd := fdImage; fd < fdEnd; fd++ {
+	if opt.Images < 1 || opt.Images > maxCollapsed {
+		return fmt.Errorf("%d images", opt.Images)
+	}
+	end := fdImages + opt.Images
+	for fd := fdScratch; fd < end; fd++ {
 		var st unix.Stat_t
 		if err := unix.Fstat(fd, &st); err != nil {
 			return errors.New("is run by the layer store only")
 		}
 	}
-	findings, err := confineHelper(opt.Limits)
+	findings, err := confineHelper(opt.Limits, end)
 	if err != nil {
 		return fmt.Errorf("confine: %w", err)
 	}
-	image, scratch := &splitFile{f: os.NewFile(fdImage, "image")}, os.NewFile(fdScratch, "scratch")
-	res, err := convert.Convert(os.Stdin, image, scratch, opt)
-	if err == nil {
-		err = image.finish(res.Size)
+	images := make([]convert.File, opt.Images)
+	for i := range images {
+		images[i] = &splitFile{f: os.NewFile(uintptr(fdImages+i), "image")}
+	}
+	res, err := convert.Chain(os.Stdin, images, os.NewFile(fdScratch, "scratch"), opt.Options)
+	for i, made := range append(res.Below, res.Image) {
+		if err == nil {
+			err = images[i].(*splitFile).finish(made.Size)
+		}
 	}
 	rep := report{Result: &res}
 	if err != nil {
@@ -73,14 +82,14 @@ func helperMain() error {
 // exec has no close-on-exec flag, and all that this process opened has one:
 // closing a whole range would take the runtime's poller away too, which is
 // open by now in a binary whose other packages start goroutines.
-func closeInherited() error {
+func closeInherited(end int) error {
 	entries, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
 		return err
 	}
 	for _, e := range entries {
 		fd, err := strconv.Atoi(e.Name())
-		if err != nil || fd < fdEnd {
+		if err != nil || fd < end {
 			continue
 		}
 		if flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err == nil && flags&unix.FD_CLOEXEC == 0 {
@@ -95,12 +104,13 @@ func closeInherited() error {
 const helperCPU = 3600
 
 // confineHelper takes from this process what converting does not need. On
-// error nothing may be read. The findings say what this kernel cannot take.
-func confineHelper(l Limits) (findings []string, err error) {
+// error nothing may be read. The findings say what this kernel cannot take. end is the
+// first descriptor that is not the helper's.
+func confineHelper(l Limits, end int) (findings []string, err error) {
 	if os.Geteuid() == 0 {
 		return nil, errors.New("runs as root")
 	}
-	if err := closeInherited(); err != nil {
+	if err := closeInherited(end); err != nil {
 		return nil, err
 	}
 	// A file that grows too large is an error of the write, not a signal.
@@ -118,7 +128,7 @@ func confineHelper(l Limits) (findings []string, err error) {
 		{"file size", unix.RLIMIT_FSIZE, file},
 		{"processor time", unix.RLIMIT_CPU, helperCPU},
 		{"core size", unix.RLIMIT_CORE, 0},
-		{"descriptors", unix.RLIMIT_NOFILE, 16},
+		{"descriptors", unix.RLIMIT_NOFILE, uint64(end) + 10},
 	} {
 		if err := unix.Setrlimit(r.resource, &unix.Rlimit{Cur: r.value, Max: r.value}); err != nil {
 			return nil, fmt.Errorf("limit of %s: %w", r.what, err)

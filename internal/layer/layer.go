@@ -8,7 +8,8 @@
 // turns an archive (package convert) into a layer: the archive is read by a
 // helper, a process of its own without a file system, a network or a right to
 // anything but the descriptors it was given, because what it parses was made by
-// strangers.
+// strangers. A large image becomes several layers: the manifest of each names those
+// that it goes on, its parents, and to use it is to use all of its chain.
 //
 //	store, err := layer.Open(dir, layer.Options{})
 //	meta, findings, err := store.Build(ctx, layer.BuildOptions{}, archive) // durable when it returns
@@ -85,6 +86,9 @@ type Options struct {
 	Timeout time.Duration
 	// Builds at once: 2. More wait, those of each project for its turn.
 	Builds int
+	// CollapseBytes has the layers of an image become several, each of as many as have
+	// no more bytes together when they are unpacked; zero: all become one.
+	CollapseBytes int64
 	// Blobs is where layers are kept: a directory in the store's own, which no
 	// other node sees.
 	Blobs blob.Store

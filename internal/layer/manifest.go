@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -15,6 +16,10 @@ import (
 // manifestVersion is that of Manifest and of Meta's file. A store also reads the
 // versions 1 and 2, which had the image in one file named by its digest.
 const manifestVersion = 3
+
+// parentsVersion is that of a Manifest with parents: nodes that do not know of them
+// must not take it for a whole layer.
+const parentsVersion = 4
 
 // Manifest is all that a layer is. The SHA-256 of its JSON names the layer: a
 // node that trusts the digest can check every byte of it.
@@ -31,7 +36,13 @@ type Manifest struct {
 	ChunkSize   int64  `json:"chunk_size"`
 	// ChunksDigest is of the SHA-256 of all chunks of data, one after another.
 	ChunksDigest string `json:"chunks_digest"`
+	// Parents are the layers that it goes on, lowest first, where an image became
+	// several: it is what they do not have, and means nothing without them.
+	Parents []string `json:"parents,omitempty"`
 }
+
+// Chain is the layer with those that it goes on, lowest first.
+func (m *Meta) Chain() []string { return append(slices.Clone(m.Parents), m.Digest) }
 
 // About is where a layer came from. It is no part of what the layer is: the same
 // layer may come from several places.
@@ -75,8 +86,10 @@ func decodeManifest(doc []byte, digest string) (m Manifest, err error) {
 // check holds what came from a store against what this program can have written.
 func (m *Manifest) check() error {
 	switch {
-	case m.Version != manifestVersion:
-		return fmt.Errorf("a manifest of version %d, want %d", m.Version, manifestVersion)
+	case m.Version != manifestVersion && m.Version != parentsVersion:
+		return fmt.Errorf("a manifest of version %d, want %d or %d", m.Version, manifestVersion, parentsVersion)
+	case (m.Version == parentsVersion) != (len(m.Parents) > 0) || len(m.Parents) >= maxCollapsed:
+		return fmt.Errorf("a manifest of version %d with %d parents", m.Version, len(m.Parents))
 	case !m.Kind.Valid():
 		return fmt.Errorf("a layer of kind %.40q", m.Kind)
 	case m.Files < 0 || m.DataSize < 0 || m.DataSize%firstBlock != 0 || m.IndexSize < firstBlock || m.Size != m.DataSize+m.IndexSize:
@@ -84,7 +97,7 @@ func (m *Manifest) check() error {
 	case m.ChunkSize < 64<<10 || m.ChunkSize > 4<<20 || m.ChunkSize&(m.ChunkSize-1) != 0:
 		return fmt.Errorf("chunks of %d bytes", m.ChunkSize)
 	}
-	for _, d := range []string{m.IndexDigest, m.ChunksDigest} {
+	for _, d := range append([]string{m.IndexDigest, m.ChunksDigest}, m.Parents...) {
 		if _, err := ParseDigest(d); err != nil {
 			return fmt.Errorf("a digest %.80q", d)
 		}

@@ -25,11 +25,16 @@ const HelperVerb = "import-helper"
 
 // Descriptors of the helper beside its standard input, which is the archive.
 const (
-	fdImage = 3 + iota
-	fdScratch
+	fdScratch = 3 + iota
 	fdReport
-	fdEnd // the first one that is not the helper's
+	fdImages // the first of them
 )
+
+// helperOptions are what the helper is told.
+type helperOptions struct {
+	convert.Options
+	Images int `json:"images"` // descriptors from fdImages on
+}
 
 // reportBytes bounds what is read from a helper.
 const reportBytes = 8 << 20
@@ -41,13 +46,13 @@ type report struct {
 }
 
 // convert runs the helper on the archive. It returns when the helper is gone.
-func (s *Store) convert(ctx context.Context, image *os.File, opt convert.Options, r io.Reader) (convert.Result, *sourceReader, error) {
+func (s *Store) convert(ctx context.Context, images []*os.File, opt convert.Options, r io.Reader) (convert.Result, *sourceReader, error) {
 	scratch, err := s.scratchFile()
 	if err != nil {
 		return convert.Result{}, nil, storeError("make scratch file", err)
 	}
 	defer scratch.Close()
-	h, err := s.startHelper(image, scratch, opt)
+	h, err := s.startHelper(images, scratch, opt)
 	if err != nil {
 		return convert.Result{}, nil, err
 	}
@@ -85,7 +90,7 @@ func (s *Store) convert(ctx context.Context, image *os.File, opt convert.Options
 	case err != nil:
 		return convert.Result{}, nil, err
 	}
-	return *rep.Result, src, checkResult(rep.Result, image)
+	return *rep.Result, src, checkResult(rep.Result, images)
 }
 
 // sentCut reports whether the stream was read to where its sender broke off, in
@@ -100,19 +105,23 @@ func sentCut(read <-chan struct{}, src *sourceReader) bool {
 }
 
 // checkResult does not trust a process that read a stranger's bytes.
-func checkResult(res *convert.Result, image *os.File) error {
-	fi, err := image.Stat()
-	if err != nil {
-		return err
+func checkResult(res *convert.Result, images []*os.File) error {
+	made := append(res.Below, res.Image)
+	ok := len(made) <= len(images) && res.Config.Validate() == nil
+	for i := 0; ok && i < len(made); i++ {
+		fi, err := images[i].Stat()
+		if err != nil {
+			return err
+		}
+		ok = fi.Size() == made[i].Size && made[i].Files >= 0
 	}
-	ok := fi.Size() == res.Size && res.Files >= 0 && res.Config.Validate() == nil
 	switch res.Source {
 	case SourceRootFS, SourceOCILayout, SourceDockerArchive:
 	default:
 		ok = false
 	}
 	if !ok {
-		return errors.New("import helper: report does not fit the image")
+		return errors.New("import helper: report does not fit the images")
 	}
 	return nil
 }
@@ -126,8 +135,8 @@ type helper struct {
 	done   chan error // of cmd.Wait
 }
 
-func (s *Store) startHelper(image, scratch *os.File, opt convert.Options) (*helper, error) {
-	args, err := json.Marshal(opt)
+func (s *Store) startHelper(images []*os.File, scratch *os.File, opt convert.Options) (*helper, error) {
+	args, err := json.Marshal(helperOptions{opt, len(images)})
 	if err != nil {
 		return nil, err
 	}
@@ -142,7 +151,7 @@ func (s *Store) startHelper(image, scratch *os.File, opt convert.Options) (*help
 	// One for the tar, one for the decompressor.
 	cmd.Env = []string{"GOMAXPROCS=2"}
 	cmd.Stderr = &h.stderr
-	cmd.ExtraFiles = []*os.File{image, scratch, pw}
+	cmd.ExtraFiles = append([]*os.File{scratch, pw}, images...)
 	cmd.WaitDelay = killGrace
 	cmd.SysProcAttr = helperAttr()
 	stdin, w, err := os.Pipe()

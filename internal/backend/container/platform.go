@@ -112,6 +112,9 @@ func findDir(layers []int, name string) (*unix.Stat_t, error) {
 		if err != nil {
 			return nil, fmt.Errorf("layer %d: %s: %w", i, name, err)
 		}
+		if st.Mode&unix.S_IFMT == unix.S_IFCHR && st.Rdev == 0 {
+			return nil, nil // a whiteout: it is in none
+		}
 		if st.Mode&unix.S_IFMT != unix.S_IFDIR {
 			return nil, dsec.Invalid("layers", "want /%s of the image to be a directory or missing, have a %s", name, fileType(st.Mode))
 		}

@@ -148,6 +148,7 @@ func (c *converter) applyEntry(t *tree, src *source, tr *tar.Reader, hdr *tar.He
 		if hdr.Typeflag != tar.TypeDir {
 			return dsec.Invalid("data", "the root is not a directory")
 		}
+		t.root = t.own(t.root)
 		return c.setAttributes(t.root, hdr)
 	}
 	base := parts[len(parts)-1]
@@ -172,7 +173,7 @@ func (c *converter) applyEntry(t *tree, src *source, tr *tar.Reader, hdr *tar.He
 	case tar.TypeDir:
 		return c.applyDir(t, dir, base, len(parts), hdr)
 	}
-	node := &inode{}
+	node := &inode{layer: t.layer}
 	switch hdr.Typeflag {
 	case tar.TypeReg, '\x00', tar.TypeCont, tar.TypeGNUSparse:
 		node.mode = unix.S_IFREG
@@ -212,10 +213,11 @@ func (c *converter) applyDir(t *tree, dir *inode, base string, depth int, hdr *t
 		return dsec.Invalid("data", "directories more than %d deep", c.limits.Depth)
 	}
 	if e, ok := dir.children[base]; ok && e.n.isDir() {
-		dir.children[base] = dirent{e.n, t.layer}
-		return c.setAttributes(e.n, hdr)
+		node := t.own(e.n)
+		dir.children[base] = dirent{node, t.layer}
+		return c.setAttributes(node, hdr)
 	}
-	node := newDir()
+	node := t.newDir()
 	if err := c.setAttributes(node, hdr); err != nil {
 		return err
 	}
@@ -329,7 +331,10 @@ func (c *converter) readData(t *tree, n *inode, src *source, tr *tar.Reader, hdr
 		}
 	}
 	if n.size > smallSize && !(src.outer && isPart(hdr.Name)) {
-		n.placed = true
+		n.image = c.image
+		if !src.outer {
+			c.cuts.placed = append(c.cuts.placed, n)
+		}
 		var err error
 		n.off, err = c.image.place(tr, n.size, func(head []byte) { n.token = findToken(head) })
 		return src.diskError(err)
@@ -393,6 +398,9 @@ func (t *tree) whiteout(parts []string) error {
 	base := parts[len(parts)-1]
 	kept := t.c.upper // something is below that is not in this tree
 	dir, err := t.dir(parts[:len(parts)-1], kept)
+	if err == nil && dir != nil && !kept {
+		dir, err = t.dir(parts[:len(parts)-1], true)
+	}
 	if err != nil || dir == nil {
 		return err // nothing there to hide
 	}
@@ -418,11 +426,13 @@ func (t *tree) whiteout(parts []string) error {
 	return nil
 }
 
+func (t *tree) newWhiteout() *inode { return &inode{mode: unix.S_IFCHR, layer: t.layer} }
+
 // hide puts a whiteout where the layer has nothing of that name itself.
 func (t *tree) hide(dir *inode, name string) error {
 	if e, ok := dir.children[name]; ok {
 		e.n.opaque = e.n.isDir()
 		return nil
 	}
-	return t.add(dir, name, &inode{mode: unix.S_IFCHR})
+	return t.add(dir, name, t.newWhiteout())
 }

@@ -3,7 +3,7 @@
 // memory, contents of small files in a scratch file that has no names. The content of
 // a large file goes to its place in the image as it comes out of the archive, and the
 // rest of the image is written from the three: no byte is written twice, unless what
-// came before it is hidden by what came later.
+// came before it is hidden by what came later, or belongs beyond a cut.
 //
 // The words: an archive is the byte stream that came in; its source, which is what
 // it is an archive of, is told from its content, never from a name. An entry is one member of a tar stream. A
@@ -21,6 +21,8 @@
 // Where the documents of a layout come before its layers, these are applied as they
 // come; else they wait in the scratch. Nothing is seen of an image one of whose
 // layers turns out not to be what the documents say.
+//
+// An image can become several, each of some of its layers: see cuts.
 //
 // The same archive gives the same image, byte for byte. Files are in it in the order
 // of the archive, and in that of names where they are small.
@@ -117,51 +119,61 @@ type Options struct {
 	// layer that is no base; empty is the sandbox's root.
 	At string `json:"at,omitempty"`
 	// Strict makes what the lint finds an error.
-	Strict bool   `json:"strict,omitempty"`
-	Limits Limits `json:"limits"`
+	Strict bool `json:"strict,omitempty"`
+	// CollapseBytes has the layers of an image become several, each of as many as have
+	// no more bytes together when they are unpacked; zero: they become one.
+	CollapseBytes int64  `json:"collapse_bytes,omitempty"`
+	Limits        Limits `json:"limits"`
 }
 
 // Result is what a conversion made.
 type Result struct {
 	Source string `json:"source"`
-	Size   int64  `json:"size"`  // bytes of the image
-	Files  int64  `json:"files"` // names in the image, its root not counted
-	Config Config `json:"config"`
+	Image
+	Below  []Image `json:"below,omitempty"` // those of the layers below, lowest first
+	Config Config  `json:"config"`
 	// Findings are remarks of the lint and what was left out of the image.
 	Findings []string `json:"findings,omitempty"`
 }
 
-// Convert reads the archive to its end and writes the image. Errors that the
-// archive caused are invalid or unsupported and name the entry at fault; a
-// full disk is exhausted. Both files must be empty; on error their content
-// means nothing.
+// Image is what was written to one file.
+type Image struct {
+	Size  int64 `json:"size"`  // bytes
+	Files int64 `json:"files"` // names in it, its root not counted
+}
+
+// Convert makes one layer of an archive.
 func Convert(archive io.Reader, image, scratch File, opt Options) (Result, error) {
+	return Chain(archive, []File{image}, scratch, opt)
+}
+
+// Chain reads the archive to its end and writes the image. Errors that the
+// archive caused are invalid or unsupported and name the entry at fault; a
+// full disk is exhausted. It makes at most as many layers as there are images, which
+// are filled from the first on; the last takes all that is left. All files must be
+// empty; on error their content means nothing.
+func Chain(archive io.Reader, images []File, scratch File, opt Options) (Result, error) {
 	if err := opt.Check(); err != nil {
 		return Result{}, err
 	}
 	c := &converter{
 		sel: opt.Select, limits: opt.Limits.WithDefaults(), upper: opt.Kind != "" && opt.Kind != dsec.LayerBase,
-		scratch: newSpool(scratch), image: newImageFile(image),
+		kind: opt.Kind, at: opt.At, scratch: newSpool(scratch), cuts: cuts{most: opt.CollapseBytes, images: images[1:]},
 	}
-	defer c.image.stop()
+	c.newImage(images[0])
+	defer func() {
+		for _, f := range c.images {
+			f.stop()
+		}
+	}()
 	c.findings.init()
 	tree, res, err := c.read(archive)
 	if err != nil {
 		return Result{}, err
 	}
-	if tree, err = tree.at(opt.At); err != nil {
+	if err := c.writeTop(tree, &res); err != nil {
 		return Result{}, err
 	}
-	if err := tree.checkMountPoints(); err != nil {
-		return Result{}, err
-	}
-	if err := tree.finish(); err != nil {
-		return Result{}, err
-	}
-	if res.Files, res.Size, err = c.writeImage(tree, identity(opt.Kind, res.Config)); err != nil {
-		return Result{}, err
-	}
-	c.lintTree(tree)
 	if opt.Strict {
 		if err := c.findings.refuse(); err != nil {
 			return Result{}, err
@@ -169,6 +181,29 @@ func Convert(archive io.Reader, image, scratch File, opt Options) (Result, error
 	}
 	res.Findings = c.findings.list()
 	return res, nil
+}
+
+// writeTop writes the topmost layer, and looks through all of them.
+func (c *converter) writeTop(t *tree, res *Result) error {
+	whole, err := t.at(c.at)
+	if err == nil {
+		err = whole.checkMountPoints()
+	}
+	if err != nil {
+		return err
+	}
+	if s := &c.cuts; s.below == nil {
+		res.Image, err = c.writeLayer(whole, res.Config)
+	} else {
+		res.Below = s.done
+		if res.Image, err = c.writeAbove(s.below, t.root, res.Config); err == nil {
+			err = whole.finish()
+		}
+	}
+	if err == nil {
+		c.lintTree(whole)
+	}
+	return err
 }
 
 // Check looks at what does not need the archive.
@@ -202,7 +237,7 @@ func (c *converter) read(archive io.Reader) (*tree, Result, error) {
 	if len(c.sel) > 512 {
 		return nil, Result{}, dsec.Invalid("select", "%d bytes, want a tag or a digest", len(c.sel))
 	}
-	t := newTree(c)
+	t := newTree(c, 0)
 	if err := c.readArchive(t, archive); err != nil {
 		return nil, Result{}, err
 	}
@@ -251,10 +286,16 @@ type converter struct {
 	sel      string // the image wanted
 	limits   Limits
 	upper    bool // the layer goes on others, and may hide what they have
+	kind     dsec.LayerKind
+	at       string
 	scratch  *spool
-	image    *imageFile
+	image    *imageFile   // that content is placed in
+	images   []*imageFile // all that were begun
+	cuts     cuts
 	findings findings
 	early    early
+	dirs     int // made so far
+	runs     int // of finish
 
 	came     atomic.Int64 // bytes of the archive as it came in
 	sparse   int64        // bytes of sparse files, holes counted
@@ -265,8 +306,8 @@ type converter struct {
 
 // section is the start of a regular file's content.
 func (c *converter) section(n *inode, size int64) *io.SectionReader {
-	if n.placed {
-		return io.NewSectionReader(c.image, n.off, min(n.size, size))
+	if n.image != nil {
+		return io.NewSectionReader(n.image, n.off, min(n.size, size))
 	}
 	return io.NewSectionReader(c.scratch, n.off, min(n.size, size))
 }
@@ -276,8 +317,8 @@ func (c *converter) readFile(n *inode, size int64) ([]byte, error) {
 	if n.gone {
 		return nil, dsec.Invalid("data", "a layer of the image is used as something else")
 	}
-	if n.placed {
-		if err := c.image.sync(); err != nil {
+	if n.image != nil {
+		if err := n.image.sync(); err != nil {
 			return nil, err
 		}
 	}

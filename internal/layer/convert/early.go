@@ -39,8 +39,7 @@ func (c *converter) applyEarly(t *tree, tr *tar.Reader, hdr *tar.Header) (done b
 		if e.img = c.findEarly(t); e.img == nil {
 			return false, nil
 		}
-		e.tree = newTree(c)
-		e.findings.init()
+		c.beginImage(e.img)
 	}
 	digest = "sha256:" + digest
 	for e.next < len(e.img.layers) {
@@ -84,10 +83,15 @@ func (c *converter) applyNext(apply func(t *tree) error) error {
 	e := &c.early
 	archive := c.findings // of the archive's own files
 	c.findings = e.findings
+	before := e.tree.root
+	c.cuts.placed = c.cuts.placed[:0]
 	e.tree.layer = e.next + 1
 	err := prefixed(apply(e.tree), e.img.place(e.next))
 	c.findings, e.findings = archive, c.findings
 	e.next++
+	if err == nil {
+		err = c.cut(e.tree, before)
+	}
 	return err
 }
 

@@ -160,7 +160,7 @@ func (f *content) Read(p []byte) (int, error) {
 		return 0, io.EOF
 	}
 	p = p[:min(int64(len(p)), f.n.size-f.off)]
-	if f.n.placed {
+	if f.n.image != nil {
 		f.off += int64(len(p))
 		f.fs.out.skip(int64(len(p)), f.off == f.n.size)
 		return len(p), nil

@@ -29,6 +29,8 @@ type imageFile struct {
 
 	mu  sync.Mutex // of f and err
 	err error
+
+	closed bool // nothing more is placed in it
 }
 
 // piece is a buffer on its way to the file.
@@ -241,6 +243,7 @@ func (w *imageFile) close() (size int64, err error) {
 	if err := w.sync(); err != nil {
 		return 0, err
 	}
+	w.closed = true
 	return w.off, diskError(w.f.Truncate(w.off))
 }
 

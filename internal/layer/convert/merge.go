@@ -20,8 +20,7 @@ import (
 func (c *converter) merge(img *image) (*tree, error) {
 	e := &c.early
 	if e.next == 0 {
-		e.tree = newTree(c)
-		e.findings.init()
+		c.beginImage(img)
 	}
 	for e.img = img; e.next < len(img.layers); {
 		b := img.layers[e.next]
@@ -40,10 +39,8 @@ func (c *converter) mergeLayer(t *tree, b blob) error {
 	if b.file.gone {
 		return dsec.Invalid("data", "a layer of the image is used as something else")
 	}
-	if b.file.placed {
-		if err := c.image.sync(); err != nil {
-			return err
-		}
+	if err := c.keepFile(b.file); err != nil {
+		return err
 	}
 	return c.applyLayer(t, b, c.section(b.file, b.size))
 }
@@ -70,6 +67,7 @@ func (c *converter) applyLayer(t *tree, b blob, blob io.Reader) error {
 	if digest != b.diffID {
 		return dsec.Invalid("data", "%s unpacks to digest %s, the configuration says %s", b.what, digest, b.diffID)
 	}
+	c.cuts.last = src.total
 	return nil
 }
 

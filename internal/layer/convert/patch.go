@@ -173,13 +173,13 @@ func (p *patcher) block(dir *inode, block []byte, off int64) (seen int, err erro
 // regular leads the inode of a regular file to its content.
 func (p *patcher) regular(n *inode, nid uint64) error {
 	off, size, plain, err := p.content(nid, unix.S_IFREG)
-	if err != nil || size != n.size || n.placed && !plain {
+	if err != nil || size != n.size || n.image != nil && !plain {
 		return cmp.Or(err, errFormat)
 	}
 	if !plain || size == 0 {
 		return nil
 	}
-	if n.placed {
+	if n.image != nil {
 		off = n.off
 	}
 	return p.lead(nid, off)

@@ -27,18 +27,21 @@ type inode struct {
 	mtime    int64  // seconds
 	mtimeNs  uint32
 	xattrs   map[string]string
-	target   string // of a symbolic link
-	off      int64  // of a regular file's content
-	placed   bool   // its content is in the image, where it stays; else in the scratch
-	gone     bool   // it was a layer, which has been applied
-	token    token  // what its content looks like
+	target   string     // of a symbolic link
+	off      int64      // of a regular file's content
+	image    *imageFile // its content is in the image, where it stays; nil: in the scratch
+	gone     bool       // it was a layer, which has been applied
+	token    token      // what its content looks like
 	size     int64
 	children map[string]dirent // of a directory
 	opaque   bool              // a directory that hides what layers below have in it
 	pruned   int               // last layer whose whiteouts were applied to everything below
+	layer    int               // that made it; of a directory, this copy of it
+	id       int               // of a directory: all copies of it have the same
 
 	// Set by finish. The first name is the one that carries the content of an
 	// inode with several.
+	run       int      // of finish, that counted nlink
 	names     []string // of a directory: its children, sorted
 	firstDir  *inode
 	firstName string
@@ -60,18 +63,47 @@ type tree struct {
 	c     *converter
 	root  *inode
 	layer int // being applied
+	// keep has a directory copied before another layer than the one that made it
+	// changes it: a root that was taken before stays the tree as it was.
+	keep bool
 	// Set by finish.
 	paths  int64
 	files  int64
 	placed []*inode // those whose content is in the image
 }
 
-func newTree(c *converter) *tree {
-	return &tree{c: c, root: newDir()}
+func newTree(c *converter, layer int) *tree {
+	t := &tree{c: c, layer: layer}
+	t.root = t.newDir()
+	return t
 }
 
-func newDir() *inode {
-	return &inode{mode: unix.S_IFDIR | 0o755, children: map[string]dirent{}}
+func (t *tree) newDir() *inode {
+	t.c.dirs++
+	return &inode{mode: unix.S_IFDIR | 0o755, children: map[string]dirent{}, layer: t.layer, id: t.c.dirs}
+}
+
+// own gives a directory that the layer being applied may change: n, or a copy of it.
+func (t *tree) own(n *inode) *inode {
+	if n.layer == t.layer {
+		return n
+	}
+	if t.keep {
+		n = &inode{
+			mode: n.mode, uid: n.uid, gid: n.gid, mtime: n.mtime, mtimeNs: n.mtimeNs, xattrs: n.xattrs,
+			children: maps.Clone(n.children), opaque: n.opaque, pruned: n.pruned, id: n.id,
+		}
+	}
+	n.layer = t.layer
+	return n
+}
+
+// ownChild is own of a directory in one that is owned.
+func (t *tree) ownChild(dir *inode, name string) *inode {
+	e := dir.children[name]
+	e.n = t.own(e.n)
+	dir.children[name] = e
+	return e.n
 }
 
 // splitPath checks a name of an archive and gives its parts. A leading slash
@@ -103,8 +135,11 @@ func splitPath(name string) ([]string, error) {
 // dir finds the directory that parts lead to, following symbolic links inside
 // the tree as a kernel whose root it were. With create, what is missing is
 // made, and what stands in the way (and is no link) is replaced. Without, it
-// returns nil where there is no such directory.
+// returns nil where there is no such directory, and what must not be changed.
 func (t *tree) dir(parts []string, create bool) (*inode, error) {
+	if create {
+		t.root = t.own(t.root)
+	}
 	stack := []*inode{t.root}
 	hops := 0
 	for len(parts) > 0 {
@@ -126,11 +161,13 @@ func (t *tree) dir(parts []string, create bool) (*inode, error) {
 			parts = append(next, parts...)
 			continue
 		}
-		if child == nil || !child.isDir() {
-			if !create {
-				return nil, nil
-			}
-			child = newDir()
+		switch found := child != nil && child.isDir(); {
+		case found && create:
+			child = t.ownChild(cur, part)
+		case !found && !create:
+			return nil, nil
+		case !found:
+			child = t.newDir()
 			if err := t.add(cur, part, child); err != nil {
 				return nil, err
 			}
@@ -155,8 +192,9 @@ func (t *tree) add(dir *inode, name string, n *inode) error {
 	if err := t.c.addMetadata(len(name)); err != nil {
 		return err
 	}
-	if old, ok := dir.children[name]; ok && old.n.isWhiteout() && n.isDir() {
-		n.opaque = true // what the whiteout hid does not come back with the directory
+	if old, ok := dir.children[name]; ok && n.isDir() {
+		// What was hidden does not come back with the directory.
+		n.opaque = old.n.isWhiteout() || t.c.upper && t.layer > 0 && !old.n.isDir()
 	}
 	dir.children[name] = dirent{n, t.layer}
 	return nil
@@ -219,10 +257,11 @@ func (t *tree) pruneName(dir *inode, name string) {
 	if !ok {
 		return
 	}
-	if e.n.isDir() {
+	mine := e.n.isDir() && e.n.layer == t.layer // else the current layer has nothing in it
+	if mine {
 		t.prune(e.n)
 	}
-	if e.layer != t.layer && len(e.n.children) == 0 {
+	if e.layer != t.layer && !(mine && len(e.n.children) > 0) {
 		delete(dir.children, name)
 	}
 }
@@ -236,7 +275,7 @@ func (t *tree) at(path string) (*tree, error) {
 	if err != nil || len(parts) == 0 {
 		return t, err
 	}
-	below := &tree{c: t.c, root: newDir(), layer: t.layer}
+	below := newTree(t.c, t.layer)
 	dir, err := below.dir(parts[:len(parts)-1], true)
 	if err != nil {
 		return nil, err
@@ -259,8 +298,10 @@ func (t *tree) checkMountPoints() error {
 }
 
 // finish sorts the names, counts links and settles which name of an inode is
-// its first. The tree does not change afterwards.
+// its first. The tree does not change afterwards; one that shares inodes with it may
+// be finished once what was settled of this is not asked for any more.
 func (t *tree) finish() error {
+	t.c.runs++
 	return t.finishDir(t.root, 0)
 }
 
@@ -285,9 +326,12 @@ func (t *tree) finishDir(dir *inode, pathLen int) error {
 			}
 			continue
 		}
+		if n.run != t.c.runs {
+			n.run, n.nlink = t.c.runs, 0
+		}
 		if n.nlink++; n.nlink == 1 {
 			n.firstDir, n.firstName = dir, name
-			if n.placed {
+			if n.image != nil {
 				t.placed = append(t.placed, n)
 			}
 		}

@@ -26,8 +26,9 @@ type Layer struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// name:tag; empty where only the digest is known.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// sha256:<hex> of the EROFS image.
-	Digest  string                 `protobuf:"bytes,2,opt,name=digest,proto3" json:"digest,omitempty"`
+	// sha256:<hex> of the layer's manifest.
+	Digest string `protobuf:"bytes,2,opt,name=digest,proto3" json:"digest,omitempty"`
+	// With those of the layers below that parents names.
 	Size    int64                  `protobuf:"varint,3,opt,name=size,proto3" json:"size,omitempty"`
 	Files   int64                  `protobuf:"varint,4,opt,name=files,proto3" json:"files,omitempty"`
 	Created *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=created,proto3" json:"created,omitempty"`
@@ -44,7 +45,10 @@ type Layer struct {
 	// Where what was imported came from, where that is known.
 	Origin *LayerOrigin `protobuf:"bytes,11,opt,name=origin,proto3" json:"origin,omitempty"`
 	// Directory of a sandbox that the import's root was put at; empty is the root.
-	At            string `protobuf:"bytes,12,opt,name=at,proto3" json:"at,omitempty"`
+	At string `protobuf:"bytes,12,opt,name=at,proto3" json:"at,omitempty"`
+	// Digests of the layers that it goes on, lowest first, where an image became
+	// several. They come with it wherever it is named.
+	Parents       []string `protobuf:"bytes,13,rep,name=parents,proto3" json:"parents,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -161,6 +165,13 @@ func (x *Layer) GetAt() string {
 		return x.At
 	}
 	return ""
+}
+
+func (x *Layer) GetParents() []string {
+	if x != nil {
+		return x.Parents
+	}
+	return nil
 }
 
 // LayerOrigin is where an image or a checkout came from.
@@ -1535,7 +1546,7 @@ var File_dsec_v1_layer_proto protoreflect.FileDescriptor
 
 const file_dsec_v1_layer_proto_rawDesc = "" +
 	"\n" +
-	"\x13dsec/v1/layer.proto\x12\adsec.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xec\x02\n" +
+	"\x13dsec/v1/layer.proto\x12\adsec.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x86\x03\n" +
 	"\x05Layer\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06digest\x18\x02 \x01(\tR\x06digest\x12\x12\n" +
@@ -1549,7 +1560,8 @@ const file_dsec_v1_layer_proto_rawDesc = "" +
 	"\bfindings\x18\n" +
 	" \x03(\tR\bfindings\x12,\n" +
 	"\x06origin\x18\v \x01(\v2\x14.dsec.v1.LayerOriginR\x06origin\x12\x0e\n" +
-	"\x02at\x18\f \x01(\tR\x02at\"Y\n" +
+	"\x02at\x18\f \x01(\tR\x02at\x12\x18\n" +
+	"\aparents\x18\r \x03(\tR\aparents\"Y\n" +
 	"\vLayerOrigin\x12\x12\n" +
 	"\x04type\x18\x01 \x01(\tR\x04type\x12\x1a\n" +
 	"\blocation\x18\x02 \x01(\tR\blocation\x12\x1a\n" +

@@ -112,7 +112,7 @@ type Sandbox struct {
 	State string `protobuf:"bytes,3,opt,name=state,proto3" json:"state,omitempty"`
 	// Why state is stopped, failed or lost.
 	Reason string `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
-	// Digests of the layers, lowest first.
+	// Digests of the layers, with all that they go on, lowest first.
 	Layers      []string               `protobuf:"bytes,5,rep,name=layers,proto3" json:"layers,omitempty"`
 	Limits      *Limits                `protobuf:"bytes,6,opt,name=limits,proto3" json:"limits,omitempty"`
 	Labels      map[string]string      `protobuf:"bytes,7,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`

@@ -413,6 +413,7 @@ def layer(m: layer_pb2.Layer) -> t.Layer:
             entrypoint=tuple(m.config.entrypoint),
             cmd=tuple(m.config.cmd),
         ),
+        parents=tuple(m.parents),
     )
 
 

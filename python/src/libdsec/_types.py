@@ -96,7 +96,7 @@ class SandboxInfo:
         backend: What kind it is.
         state: pending, starting, running, paused, stopping, stopped, failed or lost.
         reason: Why the state is stopped, failed or lost.
-        layers: Digests, lowest first.
+        layers: Digests, with those of all that they go on, lowest first.
         layer_names: The layers as the creator named them, lowest first.
         limits: What it may use.
         labels: As given at create.
@@ -417,14 +417,16 @@ class Layer:
         digest: `sha256:<hex>` of the layer.
         kind: base, workspace or toolkit.
         at: Directory of a sandbox that the import's root was put at; empty is the root.
-        size: Bytes.
-        files: Entries.
+        size: Bytes, with those of the layers that it goes on.
+        files: Entries, as size.
         created: When it was imported.
         source: rootfs, oci-layout, docker-archive, registry or git.
         source_digest: SHA-256 of the bytes imported; of a registry's image, the digest
             of its manifest.
         origin: Of what came from a registry or a repository; else None.
         config: Defaults of sandboxes made of it.
+        parents: Digests of the layers that it goes on, lowest first, where an image
+            became several. They come with it wherever it is named.
     """
 
     name: str
@@ -438,6 +440,7 @@ class Layer:
     source_digest: str
     origin: LayerOrigin | None
     config: LayerConfig
+    parents: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Layer(_message.Message):
-    __slots__ = ("name", "digest", "size", "files", "created", "source", "source_digest", "config", "kind", "findings", "origin", "at")
+    __slots__ = ("name", "digest", "size", "files", "created", "source", "source_digest", "config", "kind", "findings", "origin", "at", "parents")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -21,6 +21,7 @@ class Layer(_message.Message):
     FINDINGS_FIELD_NUMBER: _ClassVar[int]
     ORIGIN_FIELD_NUMBER: _ClassVar[int]
     AT_FIELD_NUMBER: _ClassVar[int]
+    PARENTS_FIELD_NUMBER: _ClassVar[int]
     name: str
     digest: str
     size: int
@@ -33,7 +34,8 @@ class Layer(_message.Message):
     findings: _containers.RepeatedScalarFieldContainer[str]
     origin: LayerOrigin
     at: str
-    def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ..., size: _Optional[int] = ..., files: _Optional[int] = ..., created: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., source: _Optional[str] = ..., source_digest: _Optional[str] = ..., config: _Optional[_Union[LayerConfig, _Mapping]] = ..., kind: _Optional[str] = ..., findings: _Optional[_Iterable[str]] = ..., origin: _Optional[_Union[LayerOrigin, _Mapping]] = ..., at: _Optional[str] = ...) -> None: ...
+    parents: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ..., size: _Optional[int] = ..., files: _Optional[int] = ..., created: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., source: _Optional[str] = ..., source_digest: _Optional[str] = ..., config: _Optional[_Union[LayerConfig, _Mapping]] = ..., kind: _Optional[str] = ..., findings: _Optional[_Iterable[str]] = ..., origin: _Optional[_Union[LayerOrigin, _Mapping]] = ..., at: _Optional[str] = ..., parents: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class LayerOrigin(_message.Message):
     __slots__ = ("type", "location", "revision")
