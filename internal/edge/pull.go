@@ -79,7 +79,7 @@ func (v service) PullLayer(ctx context.Context, req *connect.Request[dsecv1.Pull
 	go func() {
 		var b built
 		b.meta, b.findings, b.err = v.e.buildLayer(ctx, layer.BuildOptions{
-			Kind: dsec.LayerKind(req.Msg.Kind), At: req.Msg.At, Strict: req.Msg.Strict, Origin: originOf(img), Project: project,
+			Kind: dsec.LayerKind(req.Msg.Kind), At: req.Msg.At, Strict: req.Msg.Strict, Origin: originOf(img), Project: project, SourceDigest: img.Digest,
 		}, layout)
 		done <- b
 	}()

@@ -58,14 +58,21 @@ func (s *Store) Build(ctx context.Context, opt BuildOptions, r io.Reader) (Meta,
 	if err != nil {
 		return Meta{}, nil, storeError("make image file", err)
 	}
-	res, src, err := s.convert(ctx, images, todo, &paced{r: r, most: s.opt.patience, left: s.opt.patience, cancel: end})
+	src := &sourceReader{r: &paced{r: r, most: s.opt.patience, left: s.opt.patience, cancel: end}}
+	if opt.SourceDigest == "" {
+		src.h = sha256.New()
+	}
+	res, err := s.convert(ctx, images, todo, src)
 	if err != nil {
 		return Meta{}, nil, err
 	}
 	if kind := cmp.Or(opt.Kind, dsec.LayerBase); kind == dsec.LayerBase && res.Source == convert.SourceRootFS && res.Files == 0 && res.Size > 0 {
 		return Meta{}, nil, dsec.Invalid("data", "nothing is in it, and a base is a whole root file system")
 	}
-	about := About{Source: res.Source, SourceDigest: src.digest(), SourceSize: src.n, Origin: opt.Origin, Created: time.Now().UTC()}
+	about := About{Source: res.Source, SourceDigest: opt.SourceDigest, SourceSize: src.n, Origin: opt.Origin, Created: time.Now().UTC()}
+	if src.h != nil {
+		about.SourceDigest = sumOf(src.h)
+	}
 	meta, err := s.publishAll(ctx, images, res, Meta{Manifest: Manifest{Kind: cmp.Or(opt.Kind, dsec.LayerBase)}, About: about})
 	return meta, res.Findings, err
 }
@@ -199,22 +206,22 @@ func (s *Store) scratchFile() (*os.File, error) {
 // with: the helper only sees the end of a pipe.
 type sourceReader struct {
 	r   io.Reader
-	h   hash.Hash
+	h   hash.Hash // nil: nobody asks for it
 	n   int64
 	err error
 }
 
 func (s *sourceReader) Read(p []byte) (int, error) {
 	n, err := s.r.Read(p)
-	s.h.Write(p[:n])
+	if s.h != nil {
+		s.h.Write(p[:n])
+	}
 	s.n += int64(n)
 	if err != nil && err != io.EOF {
 		s.err = err
 	}
 	return n, err
 }
-
-func (s *sourceReader) digest() string { return sumOf(s.h) }
 
 // brokenOff is the error of a stream that its sender did not end.
 func brokenOff(err error) error {

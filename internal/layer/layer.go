@@ -74,6 +74,9 @@ type BuildOptions struct {
 	Strict bool
 	// Origin is kept with the layer.
 	Origin *Origin
+	// SourceDigest is that of what the archive was made of, where that is known; empty
+	// is the archive's own.
+	SourceDigest string
 	// Project is whose turn it takes where builds have to wait.
 	Project string
 }

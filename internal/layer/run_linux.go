@@ -3,7 +3,6 @@ package layer
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -46,20 +45,19 @@ type report struct {
 }
 
 // convert runs the helper on the archive. It returns when the helper is gone.
-func (s *Store) convert(ctx context.Context, images []*os.File, opt convert.Options, r io.Reader) (convert.Result, *sourceReader, error) {
+func (s *Store) convert(ctx context.Context, images []*os.File, opt convert.Options, src *sourceReader) (convert.Result, error) {
 	scratch, err := s.scratchFile()
 	if err != nil {
-		return convert.Result{}, nil, storeError("make scratch file", err)
+		return convert.Result{}, storeError("make scratch file", err)
 	}
 	defer scratch.Close()
 	h, err := s.startHelper(images, scratch, opt)
 	if err != nil {
-		return convert.Result{}, nil, err
+		return convert.Result{}, err
 	}
 	stop := context.AfterFunc(ctx, h.kill)
 	defer stop()
 
-	src := &sourceReader{r: r, h: sha256.New()}
 	read, pumped := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(pumped)
@@ -70,27 +68,27 @@ func (s *Store) convert(ctx context.Context, images []*os.File, opt convert.Opti
 	}()
 	rep, err := h.wait()
 	if ctx.Err() != nil {
-		return convert.Result{}, nil, canceled(ctx)
+		return convert.Result{}, canceled(ctx)
 	}
 	if err == nil && rep.Error != nil {
 		err = rep.Error
 	}
 	if err != nil && !sentCut(read, src) { // nobody waits for the rest of the archive
-		return convert.Result{}, nil, err
+		return convert.Result{}, err
 	}
 	// The helper has read to the end, or to where its sender broke off.
 	select {
 	case <-pumped:
 	case <-ctx.Done():
-		return convert.Result{}, nil, canceled(ctx)
+		return convert.Result{}, canceled(ctx)
 	}
 	switch {
 	case src.err != nil:
-		return convert.Result{}, nil, brokenOff(src.err)
+		return convert.Result{}, brokenOff(src.err)
 	case err != nil:
-		return convert.Result{}, nil, err
+		return convert.Result{}, err
 	}
-	return *rep.Result, src, checkResult(rep.Result, images)
+	return *rep.Result, checkResult(rep.Result, images)
 }
 
 // sentCut reports whether the stream was read to where its sender broke off, in
