@@ -260,8 +260,9 @@ func TestHogFillsNoDisk(t *testing.T) {
 	if e, ok := errors.AsType[*dsec.Error](err); !ok || e.Code != dsec.CodeInvalid || e.Field != "limits.disk_bytes" || !strings.Contains(e.Message, "(768 MiB), got 1073741824 (1 GiB)") {
 		t.Errorf("a limit of all of the disk: %v", err)
 	}
-	// As much of the disk as one can have, and so little CPU time that on a small
-	// disk and a busy machine too it writes no faster than it is looked at.
+	// As much of the disk as one can have, and so little CPU time, for small writes,
+	// that on a small disk, on a fast machine and a busy one, it writes no faster than
+	// it is looked at.
 	hog, err := cl.CreateSandbox(t.Context(), client.SandboxOptions{Layers: []string{"base"}, Limits: dsec.Limits{MilliCPU: 100}})
 	check(t, err)
 	other, err := cl.CreateSandbox(t.Context(), client.SandboxOptions{Layers: []string{"base"}})
@@ -269,7 +270,7 @@ func TestHogFillsNoDisk(t *testing.T) {
 	if _, o, err := other.Shell("dd if=/dev/zero of=/root/f bs=1M count=100 2>/dev/null").Output(t.Context()); err != nil || !o.OK() {
 		t.Fatalf("with room: %+v, %v", o, err)
 	}
-	filled := hog.Shell("dd if=/dev/zero of=/root/all bs=1M 2>/dev/null")
+	filled := hog.Shell("dd if=/dev/zero of=/root/all bs=1k 2>/dev/null")
 	if _, o, err := filled.Output(t.Context()); dsec.CodeOf(orOK(err)) != dsec.CodeOutcomeUnknown {
 		t.Errorf("what was stopped: %+v, %v", o, err)
 	}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from server import Server, rootfs
+from server import Server, backend, rootfs
 
 import libdsec
 from libdsec import DSecClient, DSecContainerRunArgs, LayerOrigin
@@ -211,7 +211,7 @@ async def test_a_layer_is_what_it_is_taken_for(client: DSecClient, tmp_path: Pat
         ("toolkits[0]", 'no layer "nosuch"', {"workspace": "a-workspace", "toolkits": ["nosuch"]}),
     ]
     for field, message, args in cases:
-        all_args: Any = {"container_image": "a-base", "backend": "fake", **args}
+        all_args: Any = {"container_image": "a-base", "backend": backend(), **args}
         with pytest.raises(libdsec.DSecError) as e:
             await client.run_container(DSecContainerRunArgs(**all_args))
         assert e.value.field == field

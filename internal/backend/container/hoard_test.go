@@ -25,34 +25,50 @@ import (
 
 func init() { tries["netlinks"], tries["locks"], tries["tcps"] = netlinks, locks, tcps }
 
-// tcps sends through one connection after the other, and receives nothing.
+// tcps sends through one connection after the other, and receives nothing. Where it
+// can have no more it begins anew: a look comes when memory grows, and may have come
+// when it did not have enough.
 func tcps([]string) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	for err == nil {
-		var c, d net.Conn
-		if c, err = net.Dial("tcp", l.Addr().String()); err != nil {
-			break
+		for err == nil {
+			err = unread(l)
 		}
-		if d, err = l.Accept(); err != nil {
-			break
+		if len(kept) > 0 {
+			err = nil
 		}
-		f, ferr := c.(*net.TCPConn).File() // out of Go's poller
-		if err = ferr; err != nil {
-			break
+		for i, f := range kept {
+			_, _ = f.Close(), keptConns[i].Close()
 		}
-		c.Close()
-		fd := int(f.Fd()) // which makes it block
-		_ = unix.SetNonblock(fd, true)
-		for buf := make([]byte, 64<<10); ; {
-			if _, err := unix.Write(fd, buf); err != nil {
-				break
-			}
-		}
-		kept = append(kept, f)
-		keptConns = append(keptConns, d)
+		kept, keptConns = nil, nil
 	}
 	say("connect", err)
 	_, _ = os.Stdin.Read(make([]byte, 1))
+}
+
+// unread is one connection through which as much is sent as can be.
+func unread(l net.Listener) error {
+	c, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	d, err := l.Accept()
+	if err != nil {
+		return err
+	}
+	f, err := c.(*net.TCPConn).File() // out of Go's poller
+	if err != nil {
+		_ = d.Close()
+		return err
+	}
+	fd := int(f.Fd()) // which makes it block
+	_ = unix.SetNonblock(fd, true)
+	for buf := make([]byte, 64<<10); err == nil; {
+		_, err = unix.Write(fd, buf)
+	}
+	kept, keptConns = append(kept, f), append(keptConns, d)
+	return nil
 }
 
 var keptConns []net.Conn
