@@ -260,9 +260,9 @@ func lifetime(field string, d *durationpb.Duration, def time.Duration) (time.Dur
 	return d.AsDuration(), nil
 }
 
-// layerDefaults checks that the layers, which the creator calls names, are there, adds those that they go on, and takes what their images
-// say where the request does not: environment from all, user and workdir from
-// the topmost that has one.
+// layerDefaults checks that the layers, which the creator calls names, are there, adds
+// those that they go on, and takes what their images say where the request does not:
+// environment from all, user and workdir from the topmost that has one.
 func (e *Edge) layerDefaults(ctx context.Context, spec *dsec.Spec, names []string) error {
 	if len(spec.Layers) > dsec.MaxLayers {
 		return dsec.Invalid("layers", "want at most %d, got %d", dsec.MaxLayers, len(spec.Layers))

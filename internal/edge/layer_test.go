@@ -31,7 +31,7 @@ type layers struct {
 	holds  map[string]int
 	lost   []string
 	served []string
-	mends  bool // whatever is built was damaged before
+	mends  bool // whatever is built was damaged before, in the lowest of its layers
 }
 
 func digest(c byte) string { return "sha256:" + strings.Repeat(string(c), 64) }
@@ -84,9 +84,10 @@ func (l *layers) Build(_ context.Context, opt layer.BuildOptions, r io.Reader) (
 	m := layer.Meta{Digest: digest('e'), Manifest: layer.Manifest{Kind: dsec.LayerBase, Size: int64(len(b))}}
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	m.Parents = l.metas[m.Digest].Parents
 	l.metas[m.Digest] = m
 	if l.mends {
-		l.lost = []string{m.Digest}
+		l.lost = m.Chain()[:1]
 	}
 	return m, []string{"selected " + opt.Select}, nil
 }
@@ -411,24 +412,29 @@ func TestLostLayer(t *testing.T) {
 	}
 }
 
-// An import that mends a layer ends what has the damaged one.
+// An import that mends a layer, or one that it goes on, ends what has the damaged one.
 func TestAnImportThatMends(t *testing.T) {
-	store := newLayers(layer.Meta{Digest: digest('e'), Manifest: layer.Manifest{Kind: dsec.LayerBase}})
-	store.mends = true
-	n := newNode(t, func(c *edge.Config, _ *fake.Options) { c.Layers = store })
-	id := n.create(&dsecv1.CreateRequest{Layers: []string{digest('e')}})
-	up := n.BuildLayer(t.Context())
-	if err := up.Send(&dsecv1.ImportLayerRequest{Message: &dsecv1.ImportLayerRequest_Open{Open: &dsecv1.ImportLayerOpen{}}}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := up.CloseAndReceive(); err != nil {
-		t.Fatal(err)
-	}
-	if s := n.get(id); s.State != string(dsec.StateLost) {
-		t.Errorf("its sandbox is %s", s.State)
-	}
-	if lost := store.Lost(); len(lost) > 0 {
-		t.Errorf("lost: %v", lost)
+	for name, parents := range map[string][]string{"the layer": nil, "one that it goes on": {digest('a')}} {
+		t.Run(name, func(t *testing.T) {
+			store := newLayers(layer.Meta{Digest: digest('a'), Manifest: layer.Manifest{Kind: dsec.LayerBase}},
+				layer.Meta{Digest: digest('e'), Manifest: layer.Manifest{Kind: dsec.LayerBase, Parents: parents}})
+			store.mends = true
+			n := newNode(t, func(c *edge.Config, _ *fake.Options) { c.Layers = store })
+			id := n.create(&dsecv1.CreateRequest{Layers: []string{digest('e')}})
+			up := n.BuildLayer(t.Context())
+			if err := up.Send(&dsecv1.ImportLayerRequest{Message: &dsecv1.ImportLayerRequest_Open{Open: &dsecv1.ImportLayerOpen{}}}); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := up.CloseAndReceive(); err != nil {
+				t.Fatal(err)
+			}
+			if s := n.get(id); s.State != string(dsec.StateLost) {
+				t.Errorf("its sandbox is %s", s.State)
+			}
+			if lost := store.Lost(); len(lost) > 0 {
+				t.Errorf("lost: %v", lost)
+			}
+		})
 	}
 }
 

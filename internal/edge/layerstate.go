@@ -221,10 +221,11 @@ func (s *sandbox) holds() bool {
 }
 
 // buildLayer makes a layer of an archive. Where that mended one whose data were
-// damaged, what has it mounted ends first.
+// damaged, or one that it goes on, what has that mounted ends first.
 func (e *Edge) buildLayer(ctx context.Context, opt layer.BuildOptions, archive io.Reader) (layer.Meta, []string, error) {
 	meta, findings, err := e.cfg.Layers.Build(ctx, opt, archive)
-	if err == nil && slices.Contains(e.cfg.Layers.Lost(), meta.Digest) {
+	lost := e.cfg.Layers.Lost()
+	if err == nil && slices.ContainsFunc(meta.Chain(), func(digest string) bool { return slices.Contains(lost, digest) }) {
 		if err := e.LoseLayers(ctx); err != nil {
 			e.log.Warn("layer stays lost for now", "err", err)
 		}
