@@ -63,6 +63,14 @@ def make(root: Path) -> None:
     (root / "locked").chmod(0o555)
 
 
+def test_a_link_to_a_directory_is_packed_as_that(tmp_path: Path) -> None:
+    source, link = tmp_path / "source", tmp_path / "to source"
+    source.mkdir()
+    make(source)
+    link.symlink_to("source")
+    assert pack(link, top=True) == pack(source, top=True)
+
+
 @pytest.mark.parametrize("size", [1, 511, 1 << 20])
 def test_round_trip(tmp_path: Path, size: int) -> None:
     source, target = tmp_path / "source", tmp_path / "target"

@@ -85,7 +85,7 @@ def pack(
         encoding="utf-8",
         errors="surrogateescape",
     ) as tar:
-        base = os.fsdecode(os.fspath(root))
+        base = os.path.realpath(os.fsdecode(root))  # a link to a directory is no directory itself
         first: dict[tuple[int, int], str] = {}
         for name in _walk(base, top):
             path = os.path.join(base, name) if name != "." else base
