@@ -33,6 +33,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"slices"
 	"strings"
 	"sync/atomic"
 
@@ -220,14 +221,12 @@ func (o Options) Check() error {
 	if !strings.HasPrefix(o.At, "/") {
 		return dsec.Invalid("at", "want an absolute path")
 	}
-	for _, top := range mountPoints {
-		if o.At == "/"+top || strings.HasPrefix(o.At, "/"+top+"/") {
-			return dsec.Invalid("at", "below /%s nothing of a layer is seen: the platform mounts there", top)
-		}
-	}
-	_, err := splitPath(o.At)
+	parts, err := splitPath(o.At)
 	if e, ok := errors.AsType[*dsec.Error](err); ok {
 		return &dsec.Error{Code: e.Code, Field: "at", Message: e.Message}
+	}
+	if len(parts) > 0 && slices.Contains(mountPoints, parts[0]) {
+		return dsec.Invalid("at", "below /%s nothing of a layer is seen: the platform mounts there", parts[0])
 	}
 	return err
 }

@@ -97,11 +97,12 @@ func TestLayerAtADirectory(t *testing.T) {
 		t.Errorf("a toolkit of the same files is the same layer, %v", err)
 	}
 	for at, opt := range map[string]Options{
-		"a base":    {At: "/work"},
-		"relative":  {At: "work", Kind: dsec.LayerToolkit},
-		"with dots": {At: "/a/../b", Kind: dsec.LayerToolkit},
-		"unseen":    {At: "/proc/x", Kind: dsec.LayerToolkit},
-		"with NUL":  {At: "/a\x00b", Kind: dsec.LayerToolkit},
+		"a base":      {At: "/work"},
+		"relative":    {At: "work", Kind: dsec.LayerToolkit},
+		"with dots":   {At: "/a/../b", Kind: dsec.LayerToolkit},
+		"unseen":      {At: "/proc/x", Kind: dsec.LayerToolkit},
+		"also unseen": {At: "/.//dev", Kind: dsec.LayerToolkit},
+		"with NUL":    {At: "/a\x00b", Kind: dsec.LayerToolkit},
 	} {
 		if _, err := convertBytes(t, archive, opt); dsec.CodeOf(err) != dsec.CodeInvalid || err.(*dsec.Error).Field != "at" {
 			t.Errorf("%s: %v, want invalid: at", at, err)
