@@ -346,6 +346,12 @@ func TestNamesKeepWhatALayerGoesOn(t *testing.T) {
 	if _, _, _, err := a.InspectLayer(t.Context(), digest("b")); codeOf(err) != dsec.CodeNotFound {
 		t.Errorf("inspect of one below: %v", err)
 	}
+	// What stays, because a sandbox has it, needs all that it goes on.
+	stub.set(func() { stub.inUse = digest("c") })
+	check(t, a.RemoveLayer(t.Context(), "again"))
+	dropped()
+	stub.set(func() { stub.inUse = "" })
+	bring(a, "again", digest("c"), digest("a"), digest("b"))
 	check(t, a.RemoveLayer(t.Context(), "again"))
 	dropped(digest("c"), digest("b"))
 	// A name that gets another layer lets go of what the old one went on.

@@ -144,11 +144,15 @@ func (l layerService) RemoveLayer(ctx context.Context, req *connect.Request[dsec
 
 // drop removes a layer that has no name left, and from the topmost on those that it
 // went on. Where a sandbox still uses one, or no edge answers, it stays, to be
-// collected.
+// collected, and so do all that it goes on.
 func (l layerService) drop(ctx context.Context, t tag) {
-	for _, digest := range slices.Backward(append(slices.Clone(t.Parents), t.Digest)) {
-		if _, err := l.s.dropUnnamed(ctx, digest); err != nil {
+	for _, digest := range slices.Backward(t.chain()) {
+		dropped, err := l.s.dropUnnamed(ctx, digest)
+		if err != nil {
 			l.s.log.Info("layer without a name stays", "digest", digest, "err", err)
+		}
+		if !dropped {
+			return
 		}
 	}
 }

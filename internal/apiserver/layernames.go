@@ -45,10 +45,8 @@ type tag struct {
 	Findings     []string  `json:"findings,omitempty"`
 }
 
-// refers reports whether the name keeps a layer.
-func (t tag) refers(digest string) bool {
-	return t.Digest == digest || slices.Contains(t.Parents, digest)
-}
+// chain are the layers that the name keeps, lowest first.
+func (t tag) chain() []string { return append(slices.Clone(t.Parents), t.Digest) }
 
 // origin is where an import came from; At, where the root of a registry's image was put.
 type origin struct {
@@ -132,7 +130,7 @@ func (l *layerNames) find(project, field, ref string) (tag, error) {
 // there and not stored it again.
 func (l *layerNames) set(ctx context.Context, project, name string, t tag, began int64) error {
 	var conds []store.Cond
-	for _, digest := range append([]string{t.Digest}, t.Parents...) {
+	for _, digest := range t.chain() {
 		conds = append(conds, store.UnchangedSince(droppedPrefix+digest, began), store.Absent(droppingPrefix+digest))
 	}
 	rev, err := store.PutIf(ctx, l.store, tagPrefix+project+"/"+name, t, conds...)
@@ -191,7 +189,7 @@ func (l *layerNames) named(ctx context.Context, digest string) (bool, error) {
 		return false, err
 	}
 	for _, t := range tags {
-		if t.refers(digest) {
+		if slices.Contains(t.chain(), digest) {
 			return true, nil
 		}
 	}
@@ -202,8 +200,7 @@ func (l *layerNames) named(ctx context.Context, digest string) (bool, error) {
 func (l *layerNames) referred() map[string]bool {
 	found := map[string]bool{}
 	l.tags.Range("", func(_ string, t tag) bool {
-		found[t.Digest] = true
-		for _, digest := range t.Parents {
+		for _, digest := range t.chain() {
 			found[digest] = true
 		}
 		return true

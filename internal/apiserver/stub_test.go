@@ -55,6 +55,7 @@ type stubEdge struct {
 	projects map[dsec.SandboxID]string
 	creates  []*dsecv1.CreateSandboxesItem
 	dropped  []string
+	inUse    string // a layer that a sandbox has
 	lists    []*dsecv1.ListRequest
 	broken   error // how the last Write ended, where not with EOF
 	wrote    chan struct{}
@@ -292,6 +293,9 @@ func (e *stubEdge) SweepLayers(_ context.Context, req *connect.Request[dsecv1.Sw
 func (e *stubEdge) DropLayer(_ context.Context, req *connect.Request[dsecv1.DropLayerRequest]) (*connect.Response[dsecv1.DropLayerResponse], error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	if req.Msg.Digest == e.inUse {
+		return nil, apierr.Encode(dsec.Errorf(dsec.CodeConflict, "layer %s is used", e.inUse))
+	}
 	e.dropped = append(e.dropped, req.Msg.Digest)
 	return connect.NewResponse(&dsecv1.DropLayerResponse{}), nil
 }
