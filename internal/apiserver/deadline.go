@@ -165,16 +165,22 @@ type timedBody struct {
 }
 
 // giveUp ends a read of an upload that is under way, and those to come: the call is
-// answered already, and its client may say nothing for long. A nil one does nothing.
+// answered already, and its client may say nothing for long. One that goes on sending
+// gets to the end of that read: after one that failed nothing can be drained. A nil one
+// does nothing.
 func (b *timedBody) giveUp() {
 	if b == nil {
 		return
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.over = true; !b.done {
-		_ = b.conn.SetReadDeadline(time.Unix(1, 0))
+	if b.over = true; b.done {
+		return
 	}
+	if b.drains { // as in Read
+		b.answer.Set("Connection", "close")
+	}
+	_ = b.conn.SetReadDeadline(time.Now().Add(lastWords))
 }
 
 // begin sets the deadline of a read.

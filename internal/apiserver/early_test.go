@@ -1,11 +1,14 @@
 package apiserver
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/binary"
 	"io"
+	"net"
 	"net/http"
+	"net/http/httputil"
 	"strings"
 	"testing"
 	"time"
@@ -48,6 +51,44 @@ func TestImportIsAnsweredEarly(t *testing.T) {
 				t.Errorf("after %s: %q", time.Since(start), end)
 			}
 		})
+	}
+}
+
+// A client that goes on sending after the answer has it: its connection is not closed
+// under it.
+func TestImportIsAnsweredWhileItIsSent(t *testing.T) {
+	e := newStub("fake")
+	e.badBuild = dsec.Invalid("data", "no archive at all")
+	r := newRigOver(t, []watcher.Endpoint{{Name: "memory", Transport: &daemon.Local{Handler: e.handler()}}})
+	conn, err := net.Dial("tcp", strings.TrimPrefix(r.url, "http://"))
+	check(t, err)
+	defer conn.Close()
+	check(t, conn.SetDeadline(time.Now().Add(uploadReadTimeout/2)))
+	sent := make(chan error, 1)
+	go func() {
+		_, err := io.WriteString(conn, "POST /dsec.v1.LayerService/ImportLayer HTTP/1.1\r\nHost: dsec\r\nTransfer-Encoding: chunked\r\n"+
+			"Content-Type: application/connect+json\r\nAuthorization: Bearer "+r.secret+"\r\n\r\n")
+		w := httputil.NewChunkedWriter(conn)
+		msg := `{"open":{"name":"base"}}`
+		for range 400 { // more than there is room for on the way
+			if err == nil {
+				_, err = w.Write(envelope(msg))
+			}
+			msg = `{"data":"` + strings.Repeat("QUJD", 20_000) + `"}`
+		}
+		if err == nil {
+			_, err = io.WriteString(conn, "0\r\n\r\n")
+		}
+		sent <- err
+	}()
+	res, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	check(t, err)
+	defer res.Body.Close()
+	if end, err := io.ReadAll(res.Body); err != nil || !strings.Contains(string(end), "no archive at all") {
+		t.Errorf("%q, %v", end, err)
+	}
+	if err := <-sent; err != nil {
+		t.Errorf("sending what follows: %v", err)
 	}
 }
 
