@@ -106,7 +106,9 @@ func (e *Edge) layerProto(ctx context.Context, m layer.Meta) (*dsecv1.Layer, err
 	size, files := m.Size, m.Files
 	for _, digest := range m.Parents {
 		below, err := e.cfg.Layers.Get(ctx, digest)
-		if err != nil {
+		if err != nil && dsec.CodeOf(err) == dsec.CodeNotFound { // who imports m found it there
+			return nil, dsec.Errorf(dsec.CodeUnavailable, "layer %s, which it goes on, was being removed; import it again", digest)
+		} else if err != nil {
 			return nil, err
 		}
 		size, files = size+below.Size, files+below.Files

@@ -412,6 +412,20 @@ func TestLostLayer(t *testing.T) {
 	}
 }
 
+// build imports an archive of no bytes.
+func (n *node) build() (*dsecv1.Layer, error) {
+	n.t.Helper()
+	up := n.BuildLayer(n.t.Context())
+	if err := up.Send(&dsecv1.ImportLayerRequest{Message: &dsecv1.ImportLayerRequest_Open{Open: &dsecv1.ImportLayerOpen{}}}); err != nil {
+		n.t.Fatal(err)
+	}
+	res, err := up.CloseAndReceive()
+	if err != nil {
+		return nil, err
+	}
+	return res.Msg.Layer, nil
+}
+
 // An import that mends a layer, or one that it goes on, ends what has the damaged one.
 func TestAnImportThatMends(t *testing.T) {
 	for name, parents := range map[string][]string{"the layer": nil, "one that it goes on": {digest('a')}} {
@@ -421,11 +435,7 @@ func TestAnImportThatMends(t *testing.T) {
 			store.mends = true
 			n := newNode(t, func(c *edge.Config, _ *fake.Options) { c.Layers = store })
 			id := n.create(&dsecv1.CreateRequest{Layers: []string{digest('e')}})
-			up := n.BuildLayer(t.Context())
-			if err := up.Send(&dsecv1.ImportLayerRequest{Message: &dsecv1.ImportLayerRequest_Open{Open: &dsecv1.ImportLayerOpen{}}}); err != nil {
-				t.Fatal(err)
-			}
-			if _, err := up.CloseAndReceive(); err != nil {
+			if _, err := n.build(); err != nil {
 				t.Fatal(err)
 			}
 			if s := n.get(id); s.State != string(dsec.StateLost) {
@@ -436,6 +446,14 @@ func TestAnImportThatMends(t *testing.T) {
 			}
 		})
 	}
+}
+
+// An import that found a layer there which was removed then is to be repeated.
+func TestAnImportWhoseLayerBelowIsRemoved(t *testing.T) {
+	store := newLayers(layer.Meta{Digest: digest('e'), Manifest: layer.Manifest{Kind: dsec.LayerBase, Parents: []string{digest('a')}}})
+	n := newNode(t, func(c *edge.Config, _ *fake.Options) { c.Layers = store })
+	_, err := n.build()
+	wantError(t, err, dsec.CodeUnavailable, "")
 }
 
 // An edge that ends lets go of the layers that no sandbox has, and of no other.
