@@ -134,9 +134,14 @@ func (b *blob) short(size int64) error {
 		return b.mismatch("has %d bytes, its manifest says %d", size, b.d.Size)
 	}
 	b.img.c.log.Info("mirror has not the whole blob", "mirror", b.img.sources[b.at].host, "digest", b.d.Digest.String(), "bytes", size)
+	b.next()
+	return nil
+}
+
+// next goes on to the next source, of which nothing is known yet.
+func (b *blob) next() {
 	b.at++
 	b.bad, b.ended, b.whole = 0, -1, false
-	return nil
 }
 
 func (b *blob) what() string { return "blob " + b.d.Digest.String() }
@@ -187,7 +192,7 @@ func (b *blob) reopen() error {
 			return typed(s.host, b.what(), err)
 		}
 		b.img.c.log.Info("mirror has not the blob", "mirror", s.host, "digest", b.d.Digest.String(), "err", err)
-		b.at++
+		b.next()
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/opendsec/dsec"
@@ -102,4 +103,39 @@ func TestShortBlobOfAMirror(t *testing.T) {
 	if asked := m.fetched(digestOf(layer)); len(asked) != 2 {
 		t.Errorf("the mirror was asked %q", asked)
 	}
+}
+
+// Where a mirror ended says nothing of where the registry does.
+func TestBlobThatBreaksOffOfAMirrorAndOfItsRegistry(t *testing.T) {
+	s, m := newServer(t, false), newServer(t, false)
+	layer := noise(100_000, 9)
+	img := image(t, layer)
+	s.push("app", img)
+	m.push("app", img)
+	const have = 70_000
+	ofLayer := func(r *http.Request) bool { return strings.HasSuffix(r.URL.Path, digestOf(layer)) }
+	m.misbehave(func(w http.ResponseWriter, r *http.Request) bool {
+		if !ofLayer(r) {
+			return false
+		}
+		if r.Header.Get("Range") != "" {
+			w.WriteHeader(http.StatusNotFound) // it has lost it
+			return true
+		}
+		_, _ = w.Write(layer[:have])
+		w.(http.Flusher).Flush()
+		return true
+	})
+	var once atomic.Bool
+	s.misbehave(func(w http.ResponseWriter, r *http.Request) bool {
+		if !ofLayer(r) || once.Swap(true) {
+			return false
+		}
+		w.Header().Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", have, len(layer)-1, len(layer)))
+		w.WriteHeader(http.StatusPartialContent)
+		w.(http.Flusher).Flush()
+		return true
+	})
+	c := s.client(func(c *Config) { c.Mirrors = map[string][]string{s.host: {"http://" + m.host}} })
+	wantImage(t, c, Request{Ref: s.host + "/app"}, img)
 }
