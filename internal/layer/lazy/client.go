@@ -65,6 +65,7 @@ type Client struct {
 	stopping atomic.Bool
 	end      context.CancelFunc
 	done     chan struct{}
+	telling  sync.WaitGroup
 }
 
 // held is an image that layerd serves, as the client will tell the next layerd.
@@ -111,7 +112,7 @@ func Connect(ctx context.Context, cfg Config) (*Client, error) {
 	life, end := context.WithCancel(context.Background())
 	c.end = end
 	go c.live(life)
-	go c.tell(life)
+	c.telling.Go(func() { c.tell(life) })
 	return c, nil
 }
 
@@ -204,6 +205,7 @@ func (c *Client) Close() {
 	}
 	c.mu.Unlock()
 	<-c.done
+	c.telling.Wait()
 	c.closeFiles()
 }
 
