@@ -66,14 +66,15 @@ func (s *Store) Build(ctx context.Context, opt BuildOptions, r io.Reader) (Meta,
 	if err != nil {
 		return Meta{}, nil, err
 	}
-	if kind := cmp.Or(opt.Kind, dsec.LayerBase); kind == dsec.LayerBase && res.Source == convert.SourceRootFS && res.Files == 0 && res.Size > 0 {
+	kind := cmp.Or(opt.Kind, dsec.LayerBase)
+	if kind == dsec.LayerBase && res.Source == convert.SourceRootFS && res.Files == 0 && res.Size > 0 {
 		return Meta{}, nil, dsec.Invalid("data", "nothing is in it, and a base is a whole root file system")
 	}
 	about := About{Source: res.Source, SourceDigest: opt.SourceDigest, SourceSize: src.n, Origin: opt.Origin, Created: time.Now().UTC()}
 	if src.h != nil {
 		about.SourceDigest = sumOf(src.h)
 	}
-	meta, err := s.publishAll(ctx, images, res, Meta{Manifest: Manifest{Kind: cmp.Or(opt.Kind, dsec.LayerBase)}, About: about})
+	meta, err := s.publishAll(ctx, images, res, Meta{Manifest: Manifest{Kind: kind}, About: about})
 	return meta, res.Findings, err
 }
 

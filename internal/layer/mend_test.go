@@ -2,10 +2,14 @@ package layer
 
 import (
 	"bytes"
+	"errors"
+	"io"
 	"os"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/klauspost/compress/zstd"
 )
 
 // Whatever of a layer is damaged or gone in the store, importing it again makes it
@@ -88,4 +92,33 @@ func TestImportTellsOfDamage(t *testing.T) {
 		}
 		again()
 	})
+}
+
+// An index that was packed otherwise, by another version, is as good as one's own.
+func TestImportLeavesAnotherPacking(t *testing.T) {
+	s := openStore(t, Options{})
+	meta := build(t, s, "content")
+	f, err := os.Open(s.imageFile(meta))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	index, _, err := readIndex(f, meta.Size)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var other bytes.Buffer
+	w, err := zstd.NewWriter(&other, zstd.WithEncoderCRC(true), zstd.WithWindowSize(packWindow))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = io.Copy(w, index)
+	key := blobKey(meta.Digest, partPacked)
+	if err := errors.Join(err, w.Close(), s.blobs.Delete(t.Context(), key), s.blobs.Put(t.Context(), key, bytes.NewReader(other.Bytes()), int64(other.Len()))); err != nil {
+		t.Fatal(err)
+	}
+	build(t, s, "content")
+	if got := bytesOf(t, s.blobs, key); !bytes.Equal(got, other.Bytes()) {
+		t.Errorf("%d bytes became %d", other.Len(), len(got))
+	}
 }

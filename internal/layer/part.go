@@ -22,7 +22,7 @@ const (
 
 // partReader reads a part of a layer in order, of whatever size it is.
 type partReader struct {
-	*ahead.Reader
+	r      *ahead.Reader // not embedded: its WriteTo would go past Read
 	s      *Store
 	digest string
 	part   string
@@ -39,12 +39,15 @@ func (s *Store) openPart(ctx context.Context, digest, part string) *partReader {
 		return info.Size, err
 	}
 	read := func(ctx context.Context, p []byte, off int64) (int, error) { return blobs.ReadAt(ctx, key, p, off) }
-	return &partReader{Reader: ahead.At(ctx, ahead.Options{Piece: pieceSize, Pieces: piecesAhead + 1}, size, read), s: s, digest: digest, part: part}
+	return &partReader{r: ahead.At(ctx, ahead.Options{Piece: pieceSize, Pieces: piecesAhead + 1}, size, read), s: s, digest: digest, part: part}
 }
+
+// Close implements io.Closer.
+func (r *partReader) Close() error { return r.r.Close() }
 
 // Read implements io.Reader.
 func (r *partReader) Read(p []byte) (n int, err error) {
-	n, err = r.Reader.Read(p)
+	n, err = r.r.Read(p)
 	r.n += int64(n)
 	if err == io.ErrUnexpectedEOF {
 		err = r.s.corrupt(r.digest, r.part, errors.New("it ends too early"))

@@ -75,8 +75,8 @@ func TestPartThatBreaksOff(t *testing.T) {
 	s.blobs = &failing{Store: whole, from: 2 * pieceSize}
 	r := s.openPart(t.Context(), digest, partChunks)
 	defer r.Close()
-	if n, err := io.Copy(io.Discard, r); n != 2*pieceSize || !errors.Is(err, errFailing) {
-		t.Errorf("read %d bytes, %v", n, err)
+	if n, err := io.Copy(io.Discard, r); n != 2*pieceSize || r.n != n || !errors.Is(err, errFailing) || !errors.Is(r.err, errFailing) {
+		t.Errorf("read %d bytes, %v; noted are %d, %v", n, err, r.n, r.err)
 	}
 	// Whoever gives up does not wait for the store.
 	s.blobs = &failing{Store: whole, from: pieceSize, gate: make(chan struct{})}

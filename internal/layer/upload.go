@@ -55,7 +55,7 @@ func (s *Store) upload(ctx context.Context, meta Meta, manifest []byte, p parts)
 			continue
 		case err == nil:
 			same := false
-			if info.Size == b.size {
+			if info.Size == b.size || b.part == partPacked { // packed by another version, it has another size
 				if same, err = b.check(); err != nil {
 					return err
 				}
