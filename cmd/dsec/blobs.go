@@ -60,6 +60,15 @@ func (c *Config) storeURL() string {
 	return cmp.Or(c.Layers.Store, filepath.Join(c.DataDir, "layers", "blobs"))
 }
 
+// storeDir is the directory of the store; empty if it is none.
+func (c *Config) storeDir() string {
+	dir := strings.TrimPrefix(c.storeURL(), dirblob.Driver.Scheme+":")
+	if !strings.HasPrefix(dir, "/") {
+		return ""
+	}
+	return dir
+}
+
 // cacheDir is where what was read of layers is kept.
 func (c *Config) cacheDir() string {
 	return cmp.Or(c.Layers.CacheDir, filepath.Join(c.DataDir, "layers", "cache"))
@@ -71,11 +80,7 @@ func openBlobs(ctx context.Context, cfg *Config, reg prometheus.Registerer) (blo
 	s, err := blob.Open(ctx, blobDrivers, cfg.storeURL(),
 		blob.Credentials{File: cfg.Layers.StoreCredentials, Env: os.LookupEnv},
 		blob.Options{Requests: int(cfg.Layers.StoreRequests), Metrics: reg})
-	dir := cfg.storeURL()
-	if dir = strings.TrimPrefix(dir, dirblob.Driver.Scheme+":"); !strings.HasPrefix(dir, "/") {
-		dir = ""
-	}
-	return s, ofStore(err, dir)
+	return s, ofStore(err, cfg.storeDir())
 }
 
 // ofStore has an error about the store name the key of the configuration. dir is

@@ -33,8 +33,8 @@ const storeTimeout = 10 * time.Second
 func (c *Config) askStore(ctx context.Context, _ doctor.Options) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
 	defer cancel()
-	dir, direct := c.storeDir()
-	if !direct {
+	dir := c.storeDir()
+	if dir == "" {
 		scheme, _, _ := strings.Cut(c.storeURL(), ":") // the rest may hold what is nobody's
 		s, err := openBlobs(ctx, c, nil)
 		if err != nil {
@@ -62,14 +62,6 @@ func (c *Config) askStore(ctx context.Context, _ doctor.Options) (string, error)
 	return "directory " + dir, err
 }
 
-// storeDir is the directory of the store, if it is one.
-func (c *Config) storeDir() (path string, ok bool) {
-	if path, ok = strings.CutPrefix(c.storeURL(), "dir:"); ok {
-		return path, true
-	}
-	return path, strings.HasPrefix(path, "/")
-}
-
 // askFrontEnd tells which front end is taken.
 func (c *Config) askFrontEnd(_ context.Context, _ doctor.Options) (string, error) {
 	if os.Geteuid() != 0 {
@@ -78,7 +70,7 @@ func (c *Config) askFrontEnd(_ context.Context, _ doctor.Options) (string, error
 	dir := doctor.Above(c.cacheDir())
 	why := map[lazy.FrontEnd]error{lazy.FUSE: lazy.Probe(lazy.FUSE, dir), lazy.Fanotify: lazy.Probe(lazy.Fanotify, dir)}
 	use := ""
-	if _, direct := c.storeDir(); direct && c.Layers.Verify != verifyAlways {
+	if c.storeDir() != "" && c.Layers.Verify != verifyAlways {
 		use = ", not used: the kernel reads the store by itself (layers.verify)"
 	}
 	if front := lazy.FrontEnd(c.Layers.FrontEnd); front != "" {

@@ -41,9 +41,6 @@ func (o *layerImport) fromGit(ctx context.Context, e *env, c *client.Client, nam
 		return client.Layer{}, nil, ofCheckout(err)
 	}
 	defer func() { _ = tree.Remove() }()
-	if o.Kind == "" {
-		o.Kind = dsec.LayerWorkspace
-	}
 	o.Origin = &client.LayerOrigin{Type: "git", Location: tree.From, Revision: tree.Commit}
 	r := tarOf(tree.Dir, tardir.WriteAsRoot)
 	defer func() { _ = r.Close() }()
