@@ -49,7 +49,9 @@ func startInside(t *testing.T) *inside {
 	blobs, err := dirblob.Open(filepath.Join(dir, "store"))
 	check(t, err)
 	t.Cleanup(func() { _ = blobs.Close() })
-	layers, err := layer.Open(filepath.Join(dir, "layers"), layer.Options{Blobs: blobs, HelperCommand: []string{dsecBinary, layer.HelperVerb}, Logger: log})
+	layers, err := layer.Open(filepath.Join(dir, "layers"), layer.Options{
+		Blobs: blobs, CollapseBytes: 1, HelperCommand: []string{dsecBinary, layer.HelperVerb}, Logger: log,
+	})
 	check(t, err)
 	t.Cleanup(func() { _ = layers.Close() })
 	node, err := edge.New(edge.Config{
@@ -86,7 +88,7 @@ type user struct {
 	*inside
 	t     *testing.T
 	id    int
-	names map[string]string // digests
+	names map[string]client.Layer
 	rng   *rand.Rand
 }
 
@@ -99,39 +101,51 @@ func contentOf(n int) string { return strings.Repeat(fmt.Sprint("content ", n, "
 
 func (u *user) name() string { return fmt.Sprintf("user-%d:name-%d", u.id, u.rng.IntN(stressNames)) }
 
+// archive is that of one layer, or of an image that becomes two: any two have the lower
+// one in common, which may have a name of its own.
+func (u *user) archive() *bytes.Reader {
+	layers := make([][]byte, 1+u.rng.IntN(2))
+	for i := range layers {
+		layers[i] = tarOfOne(u.t, "file", contentOf(u.rng.IntN(stressContents)))
+	}
+	if len(layers) == 1 {
+		return bytes.NewReader(layers[0])
+	}
+	return bytes.NewReader(ociLayoutOf(u.t, "{}", layers...))
+}
+
 // givenUp is the name of what may or may not have been imported.
 func (u *user) givenUp() string { return fmt.Sprintf("user-%d:given-up", u.id) }
 
 func (u *user) step() error {
 	ctx := u.t.Context()
 	name := u.name()
-	old := u.names[name]
-	archive := bytes.NewReader(tarOfOne(u.t, "file", contentOf(u.rng.IntN(stressContents))))
+	old, had := u.names[name]
 	switch p := u.rng.IntN(100); {
 	case p < 6: // given up in the middle, if it does not come to its end
 		ctx, cancel := context.WithTimeout(ctx, time.Duration(u.rng.IntN(int(30*time.Millisecond))))
 		defer cancel()
-		_, _, _ = u.client.ImportLayer(ctx, u.givenUp(), client.ImportOptions{}, archive)
+		_, _, _ = u.client.ImportLayer(ctx, u.givenUp(), client.ImportOptions{}, u.archive())
 	case p < 35:
-		l, _, err := u.client.ImportLayer(ctx, name, client.ImportOptions{}, archive)
+		l, _, err := u.client.ImportLayer(ctx, name, client.ImportOptions{}, u.archive())
 		if err == nil {
-			u.names[name] = l.Digest
+			u.names[name] = l
 		} else if dsec.CodeOf(err) != dsec.CodeUnavailable { // else it was being removed
 			return fmt.Errorf("import: %w", err)
 		}
 	case p < 55:
 		from := u.name()
-		if u.names[from] == "" {
+		if _, ok := u.names[from]; !ok {
 			return nil
 		}
 		l, err := u.client.TagLayer(ctx, from, name, true)
 		if err != nil && dsec.CodeOf(err) != dsec.CodeUnavailable {
 			return fmt.Errorf("tag: %w", err)
 		} else if err == nil {
-			u.names[name] = l.Digest
+			u.names[name] = l
 		}
 	case p < 75:
-		if old == "" {
+		if !had {
 			return nil
 		}
 		delete(u.names, name)
@@ -142,33 +156,47 @@ func (u *user) step() error {
 		if _, _, err := u.client.CollectLayers(ctx, 0, false); err != nil {
 			return fmt.Errorf("collect: %w", err)
 		}
-	case old != "":
+	case had:
 		return u.whole(name, old)
 	}
 	return nil
 }
 
+// chainOf are the layers that a name keeps.
+func chainOf(l client.Layer) []string { return append(slices.Clone(l.Parents), l.Digest) }
+
 // whole wants all of a layer that has a name.
-func (u *user) whole(name, digest string) error {
-	ctx := u.t.Context()
-	l, _, _, err := u.client.InspectLayer(ctx, name)
-	if err != nil || l.Digest != digest {
-		return fmt.Errorf("%s is %s, want %s: %w", name, l.Digest, digest, err)
+func (u *user) whole(name string, want client.Layer) error {
+	l, _, _, err := u.client.InspectLayer(u.t.Context(), name)
+	if err != nil || !slices.Equal(chainOf(l), chainOf(want)) {
+		return fmt.Errorf("%s is %s, want %s: %w", name, chainOf(l), chainOf(want), err)
 	}
+	for _, digest := range chainOf(l) {
+		if err := u.readable(digest); err != nil {
+			return fmt.Errorf("%s, of %s: %w", digest, name, err)
+		}
+	}
+	return nil
+}
+
+// readable wants all of one layer.
+func (u *user) readable(digest string) error {
+	ctx := u.t.Context()
 	release, err := u.layers.Hold(ctx, digest)
 	if err != nil {
-		return fmt.Errorf("%s, which has a name: %w", digest, err)
+		return err
 	}
 	defer release()
 	files, closer, err := u.layers.OpenFS(ctx, digest)
 	if err != nil {
-		return fmt.Errorf("%s, which has a name: %w", digest, err)
+		return err
 	}
 	defer closer.Close()
-	if b, err := fs.ReadFile(files, "file"); err != nil || !strings.HasPrefix(string(b), "content ") || len(b) != len(contentOf(0)) {
-		return fmt.Errorf("%s has %d bytes: %w", digest, len(b), err)
+	b, err := fs.ReadFile(files, "file")
+	if err == nil && (!strings.HasPrefix(string(b), "content ") || len(b) != len(contentOf(0))) {
+		err = fmt.Errorf("its file has %d bytes", len(b))
 	}
-	return nil
+	return err
 }
 
 // Whatever imports, names, removals and collections do at once: what has a name is
@@ -178,7 +206,7 @@ func TestLayersUnderStress(t *testing.T) {
 	users := make([]*user, 4)
 	var all sync.WaitGroup
 	for i := range users {
-		u := &user{inside: s, t: t, id: i, names: map[string]string{}, rng: rand.New(rand.NewPCG(uint64(i), 1))}
+		u := &user{inside: s, t: t, id: i, names: map[string]client.Layer{}, rng: rand.New(rand.NewPCG(uint64(i), 1))}
 		users[i] = u
 		all.Go(func() {
 			for n := range *stressSteps {
@@ -195,9 +223,9 @@ func TestLayersUnderStress(t *testing.T) {
 	}
 	var want []string
 	for _, u := range users {
-		for name, digest := range u.names {
-			check(t, u.whole(name, digest))
-			want = append(want, digest)
+		for name, l := range u.names {
+			check(t, u.whole(name, l))
+			want = append(want, chainOf(l)...)
 		}
 	}
 	slices.Sort(want)
@@ -205,8 +233,8 @@ func TestLayersUnderStress(t *testing.T) {
 	// An import that was given up may get to its end a little later.
 	testutil.WaitFor(t, 10*time.Second, "nothing but what has a name is left", func() error { return s.only(t, users, want) })
 	for _, u := range users {
-		for name, digest := range u.names {
-			check(t, u.whole(name, digest))
+		for name, l := range u.names {
+			check(t, u.whole(name, l))
 		}
 	}
 }
