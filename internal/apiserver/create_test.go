@@ -410,6 +410,11 @@ func TestImportThatRacesARemovalFails(t *testing.T) {
 		t.Errorf("set while it is dropped: %v", err)
 	}
 	done()
+	if err := names.set(t.Context(), "a", "x:latest", layer, began); codeOf(err) != dsec.CodeUnavailable {
+		t.Errorf("set after it was dropped: %v", err)
+	}
+	began, err = s.Revision(t.Context())
+	check(t, err)
 	check(t, names.set(t.Context(), "a", "x:latest", layer, began))
 	unnamed, done, err = names.dropping(t.Context(), layer.Digest)
 	if err != nil || unnamed {

@@ -152,34 +152,44 @@ func (l *layerNames) remove(ctx context.Context, project, name string) error {
 }
 
 // dropping marks a layer as being dropped, until done is called, and reports
-// whether no project has a name for it. An import that is under way either named
-// it before the marks, and is seen here, or sees one of them and fails; so does one
-// that begins before done.
+// whether no project has a name for it. An import that is under way either named it
+// before the marks, and is seen here, or sees one of them and fails; so does one
+// that begins before done, also where it ends later: it may have found what was gone
+// a moment later.
 func (l *layerNames) dropping(ctx context.Context, digest string) (unnamed bool, done func(), err error) {
 	// One that has a name is left alone, without marks by which an import of it would
 	// fail. Whoever takes its last name comes here after that.
 	if named, err := l.named(ctx, digest); err != nil || named {
 		return false, func() {}, err
 	}
-	now := time.Now().UTC()
-	if _, err := store.PutFor(ctx, l.store, droppingPrefix+digest, now, droppingFor); err != nil {
+	if _, err := store.PutFor(ctx, l.store, droppingPrefix+digest, time.Now().UTC(), droppingFor); err != nil {
 		return false, nil, err
 	}
-	done = func() {
+	end := func(ctx context.Context) { _, _ = l.store.Delete(ctx, droppingPrefix+digest) } // else it goes by itself
+	err = l.dropped(ctx, digest)
+	if err == nil {
+		unnamed, err = l.named(ctx, digest)
+		unnamed = !unnamed
+	}
+	if err != nil || !unnamed {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), dropTimeout)
 		defer cancel()
-		_, _ = l.store.Delete(ctx, droppingPrefix+digest) // else it goes by itself
+		end(ctx)
+		return false, func() {}, err
 	}
-	if _, err := store.PutFor(ctx, l.store, droppedPrefix+digest, now, droppedFor); err != nil {
-		done()
-		return false, nil, err
-	}
-	named, err := l.named(ctx, digest)
-	if err != nil {
-		done()
-		return false, nil, err
-	}
-	return !named, done, nil
+	return true, func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), dropTimeout)
+		defer cancel()
+		if l.dropped(ctx, digest) == nil { // else the other mark stays for its time
+			end(ctx)
+		}
+	}, nil
+}
+
+// dropped has imports of a layer that are under way now fail.
+func (l *layerNames) dropped(ctx context.Context, digest string) error {
+	_, err := store.PutFor(ctx, l.store, droppedPrefix+digest, time.Now().UTC(), droppedFor)
+	return err
 }
 
 // named reports whether any project has a name for a layer, or for one that goes on it.
