@@ -2,6 +2,7 @@ package layer
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"io"
 	"os"
@@ -10,6 +11,9 @@ import (
 	"testing"
 
 	"github.com/klauspost/compress/zstd"
+
+	"github.com/opendsec/dsec/internal/layer/blob"
+	"github.com/opendsec/dsec/internal/layer/blob/dirblob"
 )
 
 // Whatever of a layer is damaged or gone in the store, importing it again makes it
@@ -120,5 +124,50 @@ func TestImportLeavesAnotherPacking(t *testing.T) {
 	build(t, s, "content")
 	if got := bytesOf(t, s.blobs, key); !bytes.Equal(got, other.Bytes()) {
 		t.Errorf("%d bytes became %d", other.Len(), len(got))
+	}
+}
+
+// removed is a store from which a part goes as soon as it is read.
+type removed struct {
+	blob.Store
+	key  string
+	gone bool
+}
+
+func (v *removed) ReadAt(ctx context.Context, key string, p []byte, off int64) (int, error) {
+	if key == v.key && !v.gone {
+		v.gone = true
+		if err := v.Delete(ctx, key); err != nil {
+			return 0, err
+		}
+	}
+	return v.Store.ReadAt(ctx, key, p, off)
+}
+
+func (v *removed) Open(key string) (*os.File, error) { return v.Store.(blob.Opener).Open(key) }
+
+// A layer that is removed while it is imported is stored anew, and not lost: what was
+// mounted of it is as it was.
+func TestImportOfALayerThatIsRemoved(t *testing.T) {
+	blobs, err := dirblob.Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer blobs.Close()
+	v := &removed{Store: blobs}
+	s := openStore(t, Options{Blobs: v})
+	if s.direct() == nil {
+		t.Fatal("control: the kernel does not read this store")
+	}
+	content := strings.Repeat("content", 100_000)
+	meta := build(t, s, content)
+	v.key = blobKey(meta.Digest, partData)
+	whole := bytesOf(t, blobs, v.key)
+	build(t, s, content)
+	if got := bytesOf(t, blobs, v.key); !v.gone || !bytes.Equal(got, whole) {
+		t.Errorf("gone: %v; %d bytes are there", v.gone, len(got))
+	}
+	if lost := s.Lost(); len(lost) > 0 {
+		t.Errorf("lost %v", lost)
 	}
 }

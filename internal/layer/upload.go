@@ -65,7 +65,9 @@ func (s *Store) upload(ctx context.Context, meta Meta, manifest []byte, p parts)
 			}
 			s.opt.Logger.Warn("a damaged part of a layer in the store is written anew", "digest", meta.Digest, "part", b.part)
 			if b.part == partData && len(s.scrubs.of(meta.Digest).Bad) == 0 { // of what the scrub found nothing is mounted any more
-				s.lose(meta.Digest)
+				if _, err := s.blobs.Stat(ctx, key); !notFound(err) { // what was removed meanwhile is whole where it is mounted
+					s.lose(meta.Digest)
+				}
 			}
 			if err := s.blobs.Delete(ctx, key); err != nil {
 				return err
