@@ -40,13 +40,11 @@ func (s *Store) Build(ctx context.Context, opt BuildOptions, r io.Reader) (Meta,
 	if err := todo.Check(); err != nil {
 		return Meta{}, nil, err
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, s.opt.Timeout,
-		dsec.Errorf(dsec.CodeUnavailable, "the import took more than %s", s.opt.Timeout))
-	defer cancel()
-	if !s.builds.take(ctx, opt.Project) {
-		return Meta{}, nil, canceled(ctx)
+	ctx, done, err := s.turn(ctx, opt.Project)
+	if err != nil {
+		return Meta{}, nil, err
 	}
-	defer s.builds.give()
+	defer done()
 	ctx, end := context.WithCancelCause(ctx)
 	defer end(nil)
 	images, err := s.imageTemps()
@@ -76,6 +74,17 @@ func (s *Store) Build(ctx context.Context, opt BuildOptions, r io.Reader) (Meta,
 	}
 	meta, err := s.publishAll(ctx, images, res, Meta{Manifest: Manifest{Kind: kind}, About: about})
 	return meta, res.Findings, err
+}
+
+// turn waits for the turn of a build, which ends with done. Its time begins then: others
+// can have the turns for as long, and are not to have it fail by that.
+func (s *Store) turn(ctx context.Context, project string) (_ context.Context, done func(), err error) {
+	if !s.builds.take(ctx, project) {
+		return nil, nil, canceled(ctx)
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, s.opt.Timeout,
+		dsec.Errorf(dsec.CodeUnavailable, "the import took more than %s", s.opt.Timeout))
+	return ctx, func() { cancel(); s.builds.give() }, nil
 }
 
 // publishAll makes layers of the images that the helper wrote, lowest first: all but

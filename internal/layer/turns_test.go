@@ -85,6 +85,27 @@ func TestTurnsAreKept(t *testing.T) {
 	})
 }
 
+// A build that waits for its turn has all of its time from then on, however long those
+// before it took.
+func TestTheTimeOfABuildBeginsWithItsTurn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &Store{opt: Options{}.withDefaults(), builds: newTurns(1)}
+		_, first, err := s.turn(t.Context(), "a")
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.AfterFunc(3*s.opt.Timeout, first)
+		ctx, done, err := s.turn(t.Context(), "b")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer done()
+		if deadline, ok := ctx.Deadline(); !ok || time.Until(deadline) != s.opt.Timeout {
+			t.Errorf("it has until %s, and that is %s", deadline, time.Until(deadline))
+		}
+	})
+}
+
 // drip gives n bytes at a time, each time after a wait.
 type drip struct {
 	n    int
