@@ -166,8 +166,12 @@ func (c *converter) applyEntry(t *tree, src *source, tr *tar.Reader, hdr *tar.He
 	case tar.TypeLink:
 		return t.link(dir, base, hdr.Linkname)
 	case tar.TypeChar, tar.TypeBlock:
-		// Last writer wins even where it leaves nothing.
-		delete(dir.children, base)
+		// Last writer wins even where it leaves nothing: nor does what is below the image come back.
+		if _, ok := dir.children[base]; ok && c.upper {
+			dir.children[base] = dirent{t.newWhiteout(), t.layer}
+		} else {
+			delete(dir.children, base)
+		}
 		c.findings.count("device nodes left out", hdr.Name)
 		return nil
 	case tar.TypeDir:

@@ -126,6 +126,7 @@ func TestStrict(t *testing.T) {
 // Of an image that goes on others its layers hide what is below them in the image, and
 // all of it what is below the image.
 func TestImagesThatGoOnOthersHide(t *testing.T) {
+	device := func(name string) entry { return entry{name: name, kind: tar.TypeBlock} }
 	for name, tt := range map[string]struct {
 		layers [][]byte
 		want   map[string]string
@@ -146,6 +147,10 @@ func TestImagesThatGoOnOthersHide(t *testing.T) {
 		},
 		"what is not in the image": {
 			[][]byte{tarOf(t, text("a", "low")), tarOf(t, file("x/y/.wh.z"))}, map[string]string{"a": "= low", "x": "dir", "x/y": "dir", "x/y/z": whiteout}, "",
+		},
+		"and a device node in its place": {
+			[][]byte{tarOf(t, text("a", "low"), file(".wh.b"), text("c/d", "low")), tarOf(t, device("a"), device("b"), device("c"), device("e"))},
+			map[string]string{"a": whiteout, "b": whiteout, "c": whiteout}, "",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
