@@ -1,9 +1,11 @@
 package convert
 
 import (
+	"archive/tar"
 	"crypto/sha256"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -15,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
+	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/testutil"
 )
 
@@ -40,6 +43,26 @@ func TestKernelShowsCutImagesAsTheSame(t *testing.T) {
 	})
 	if cuts == 0 {
 		t.Error("nothing was cut")
+	}
+}
+
+// What a layer hides is not listed, also where nothing is below that could be hidden: in a
+// directory that no other layer has, or that is opaque.
+func TestKernelListsNoWhiteouts(t *testing.T) {
+	testutil.Require(t, testutil.Root, testutil.EROFS, testutil.Overlay)
+	base := mustConvert(t, tarOf(t, file("d/low"), file("e/low"))).image
+	for name, archive := range map[string][]byte{
+		"of OCI":       tarOf(t, file("alone/.wh.x"), file("alone/y"), file("d/.wh..wh..opq"), file("d/.wh.low"), file("d/z"), file("e/.wh.low"), file("e/f/.wh.g")),
+		"of overlayfs": tarOf(t, entry{name: "alone/x", kind: tar.TypeChar}, file("alone/y"), file("d/.wh..wh..opq"), entry{name: "d/low", kind: tar.TypeChar}, file("d/z"), entry{name: "e/low", kind: tar.TypeChar}, entry{name: "e/f/g", kind: tar.TypeChar}),
+	} {
+		top, err := convertBytes(t, archive, Options{Kind: dsec.LayerToolkit})
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := slices.Sorted(maps.Keys(shown(t, [][]byte{base, top.image}))) // which fails for a name that is listed and not there
+		if want := []string{".", "alone", "alone/y", "d", "d/z", "e", "e/f"}; !slices.Equal(got, want) {
+			t.Errorf("%s: %q, want %q", name, got, want)
+		}
 	}
 }
 

@@ -131,6 +131,7 @@ func (o *overlaid) add(path string, layer int) error {
 	}
 	st := fi.Sys().(*erofs.Stat)
 	delete(st.Xattrs, "trusted.overlay.opaque")
+	delete(st.Xattrs, "trusted.overlay.origin")
 	what := fmt.Sprintf("%v %v %d:%d %d.%d %q", fi.Mode().Type(), st.Mode, st.UID, st.GID, st.Mtime, st.MtimeNs, st.Xattrs)
 	switch fi.Mode().Type() {
 	case 0:

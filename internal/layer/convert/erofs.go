@@ -130,12 +130,17 @@ func (i fileInfo) Mode() fs.FileMode {
 // Sys gives go-erofs what fs.FileInfo has no method for.
 func (i fileInfo) Sys() any {
 	xattrs := i.n.xattrs
-	if i.n.opaque {
+	if i.n.opaque || i.n.hides {
 		xattrs = maps.Clone(xattrs)
 		if xattrs == nil {
 			xattrs = map[string]string{}
 		}
-		xattrs["trusted.overlay.opaque"] = "y"
+		if i.n.opaque {
+			xattrs["trusted.overlay.opaque"] = "y"
+		}
+		if i.n.hides { // without it overlayfs lists the whiteouts of a directory that no other layer has
+			xattrs["trusted.overlay.origin"] = ""
+		}
 	}
 	return &erofs.Stat{
 		UID: i.n.uid, GID: i.n.gid, Nlink: int(i.n.nlink), Xattrs: xattrs,

@@ -43,6 +43,7 @@ type inode struct {
 	// inode with several.
 	run       int      // of finish, that counted nlink
 	names     []string // of a directory: its children, sorted
+	hides     bool     // of a directory: it has whiteouts
 	firstDir  *inode
 	firstName string
 }
@@ -307,9 +308,10 @@ func (t *tree) finish() error {
 
 func (t *tree) finishDir(dir *inode, pathLen int) error {
 	dir.names = slices.Sorted(maps.Keys(dir.children))
-	dir.nlink = 2
+	dir.nlink, dir.hides = 2, false
 	for _, name := range dir.names {
 		n := dir.children[name].n
+		dir.hides = dir.hides || n.isWhiteout()
 		t.files++
 		length := pathLen + 1 + len(name)
 		if length > maxPath {
