@@ -160,20 +160,13 @@ func (c *converter) applyEntry(t *tree, src *source, tr *tar.Reader, hdr *tar.He
 		return err
 	}
 	if whiteouts && t.layer == 0 && hdr.Typeflag == tar.TypeChar && hdr.Devmajor == 0 && hdr.Devminor == 0 {
-		return t.hide(dir, base) // as overlayfs has it, in the tar of an upper directory
+		return t.hideByNode(dir, parts)
 	}
 	switch hdr.Typeflag {
 	case tar.TypeLink:
-		return t.link(dir, base, hdr.Linkname)
+		return t.link(dir, parts, hdr.Linkname)
 	case tar.TypeChar, tar.TypeBlock:
-		// Last writer wins even where it leaves nothing: nor does what is below the image come back.
-		if _, ok := dir.children[base]; ok && c.upper {
-			dir.children[base] = dirent{t.newWhiteout(), t.layer}
-		} else {
-			delete(dir.children, base)
-		}
-		c.findings.count("device nodes left out", hdr.Name)
-		return nil
+		return t.leaveOut(dir, parts)
 	case tar.TypeDir:
 		return c.applyDir(t, dir, base, len(parts), hdr)
 	}
@@ -230,7 +223,7 @@ func (c *converter) applyDir(t *tree, dir *inode, base string, depth int, hdr *t
 
 // link gives one more name to an inode that an earlier entry, of this layer or
 // one below, made. A symbolic link gets one as itself, as link(2) does.
-func (t *tree) link(dir *inode, base, target string) error {
+func (t *tree) link(dir *inode, name []string, target string) error {
 	parts, err := splitPath(target)
 	if err != nil {
 		return prefixed(err, "hard link target: ")
@@ -240,11 +233,39 @@ func (t *tree) link(dir *inode, base, target string) error {
 	case err != nil:
 		return err
 	case n == nil || n.isWhiteout():
+		if made := t.c.devices[strings.Join(parts, "/")]; made != nil {
+			return made(t, dir, name)
+		}
 		return dsec.Invalid("data", "hard link to %s, which no earlier entry made", quote(target))
 	case n.isDir():
 		return dsec.Invalid("data", "hard link to the directory %s", quote(target))
 	}
-	return t.add(dir, base, n)
+	return t.add(dir, name[len(name)-1], n)
+}
+
+// leaveOut has a name lead to a device node, which no layer has, nor another name of it.
+func (t *tree) leaveOut(dir *inode, name []string) error {
+	base, whole := name[len(name)-1], strings.Join(name, "/")
+	// Last writer wins even where it leaves nothing: nor does what is below the image come back.
+	if _, ok := dir.children[base]; ok && t.c.upper {
+		dir.children[base] = dirent{t.newWhiteout(), t.layer}
+	} else {
+		delete(dir.children, base)
+	}
+	t.c.findings.count("device nodes left out", whole)
+	t.c.devices[whole] = (*tree).leaveOut
+	return t.c.addMetadata(len(whole))
+}
+
+// hideByNode hides by a device node 0:0, as overlayfs does, in the tar of an upper directory:
+// there most are names of one.
+func (t *tree) hideByNode(dir *inode, name []string) error {
+	whole := strings.Join(name, "/")
+	t.c.devices[whole] = (*tree).hideByNode
+	if err := t.c.addMetadata(len(whole)); err != nil {
+		return err
+	}
+	return t.hide(dir, name[len(name)-1])
 }
 
 // setAttributes takes mode, owner, time and attributes from a header.

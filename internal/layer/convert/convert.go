@@ -159,7 +159,7 @@ func Chain(archive io.Reader, images []File, scratch File, opt Options) (Result,
 	}
 	c := &converter{
 		sel: opt.Select, limits: opt.Limits.WithDefaults(), upper: opt.Kind != "" && opt.Kind != dsec.LayerBase,
-		kind: opt.Kind, at: opt.At, scratch: newSpool(scratch), cuts: cuts{most: opt.CollapseBytes, images: images[1:]},
+		kind: opt.Kind, at: opt.At, devices: map[string]func(*tree, *inode, []string) error{}, scratch: newSpool(scratch), cuts: cuts{most: opt.CollapseBytes, images: images[1:]},
 	}
 	c.newImage(images[0])
 	defer func() {
@@ -293,8 +293,9 @@ type converter struct {
 	cuts     cuts
 	findings findings
 	early    early
-	dirs     int // made so far
-	runs     int // of finish
+	devices  map[string]func(t *tree, dir *inode, name []string) error // by the names of nodes: what to make of another one
+	dirs     int                                                       // made so far
+	runs     int                                                       // of finish
 
 	came     atomic.Int64 // bytes of the archive as it came in
 	sparse   int64        // bytes of sparse files, holes counted

@@ -38,6 +38,7 @@ func TestUpperLayersHide(t *testing.T) {
 	}{
 		"a file":                               {[]entry{dir("a"), file("a/.wh.b")}, map[string]string{"a": "dir", "a/b": whiteout}, nil},
 		"overlayfs's device":                   {[]entry{dir("a"), device("a/b")}, map[string]string{"a": "dir", "a/b": whiteout}, nil},
+		"names of overlayfs's device":          {[]entry{device("a"), link("d/b", "a"), link("./c", "d/b"), file("a")}, map[string]string{"a": "= a", "d": "dir", "d/b": whiteout, "c": whiteout}, nil},
 		"in a directory that it does not have": {[]entry{file("a/.wh.b")}, map[string]string{"a": "dir", "a/b": whiteout}, nil},
 		"what it has itself":                   {[]entry{text("b", "mine"), file(".wh.b")}, map[string]string{"b": "= mine"}, nil},
 		"what it has itself, later":            {[]entry{file(".wh.b"), text("b", "mine")}, map[string]string{"b": "= mine"}, nil},
@@ -169,4 +170,26 @@ func TestImagesThatGoOnOthersHide(t *testing.T) {
 		})
 	}
 	wantInvalid(t, layout(t, testImage{layers: [][]byte{tarOf(t, file(".wh..wh..opq"))}}), Options{Kind: dsec.LayerWorkspace}, "opaque root")
+}
+
+// Another name of a device node is left out as the node is: in an archive of one, across
+// the layers of an image, and of what goes on others.
+func TestNamesOfDeviceNodesAreLeftOut(t *testing.T) {
+	node, names := entry{name: "./dev/a", kind: tar.TypeBlock, mode: 0o600}, []entry{link("b", "dev/a"), link("dev/c", "/b"), file("d")}
+	for name, archive := range map[string][]byte{
+		"one": tarOf(t, append([]entry{node}, names...)...), "layers": layout(t, testImage{layers: layers(t, []entry{node}, names)}),
+	} {
+		for _, kind := range []dsec.LayerKind{dsec.LayerBase, dsec.LayerToolkit} {
+			got, err := convertBytes(t, archive, Options{Kind: kind})
+			if err != nil {
+				t.Errorf("%s, %s: %v", name, kind, err)
+				continue
+			}
+			want := map[string]string{"dev": "dir", "d": "= d"}
+			if !maps.Equal(got.tree, want) || len(got.Findings) != 1 || got.Findings[0] != `device nodes left out: 3, the first at "dev/a"` {
+				t.Errorf("%s, %s: %v, %q", name, kind, got.tree, got.Findings)
+			}
+		}
+	}
+	wantInvalid(t, tarOf(t, node, file("x"), link("b", "dev/other")), Options{}, "which no earlier entry made")
 }
