@@ -194,10 +194,10 @@ func (f *flags) client() (*client.Client, error) {
 }
 
 // forEach is a verb that does one thing to each of its arguments, up to the
-// first that fails. done names them in JSON.
+// first that fails; where there is a check, once all have passed it. done names them in JSON.
 func forEach(
 	ctx context.Context, e *env, args []string, verb, done string,
-	do func(c *client.Client, ctx context.Context, arg string) error,
+	check, do func(c *client.Client, ctx context.Context, arg string) error,
 ) error {
 	f := clientFlags(e, verb)
 	c, args, err := f.connect(args, 1, -1, 0)
@@ -205,9 +205,14 @@ func forEach(
 		return err
 	}
 	defer c.Close()
-	for _, arg := range args {
-		if err := do(c, ctx, arg); err != nil {
-			return err
+	for _, step := range []func(*client.Client, context.Context, string) error{check, do} {
+		if step == nil {
+			continue
+		}
+		for _, arg := range args {
+			if err := step(c, ctx, arg); err != nil {
+				return err
+			}
 		}
 	}
 	if f.output == "json" {

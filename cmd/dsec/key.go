@@ -43,5 +43,5 @@ func runKeyList(ctx context.Context, e *env, args []string) error {
 }
 
 func runKeyRevoke(ctx context.Context, e *env, args []string) error {
-	return forEach(ctx, e, args, "key revoke", "revoked", (*client.Client).RevokeKey)
+	return forEach(ctx, e, args, "key revoke", "revoked", nil, (*client.Client).RevokeKey)
 }

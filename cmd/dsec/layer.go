@@ -43,7 +43,7 @@ func ofImport(err error, file string) error {
 
 // openArchive opens a file, a directory as a tar, or standard input. left is asked at
 // the end for what a directory's tar does not have.
-func openArchive(e *env, name string) (r io.ReadCloser, left func() []string, err error) {
+func openArchive(ctx context.Context, e *env, name string) (r io.ReadCloser, left func() []string, err error) {
 	none := func() []string { return nil }
 	if name == "-" {
 		if isTerminal(e.stdin) {
@@ -58,12 +58,31 @@ func openArchive(e *env, name string) (r io.ReadCloser, left func() []string, er
 	}
 	var f *os.File
 	if err == nil {
-		f, err = os.Open(name)
+		f, err = openFile(ctx, name)
 	}
 	if err != nil {
 		return nil, nil, ofSystem("FILE", err)
 	}
 	return f, none, nil
+}
+
+// openFile is os.Open, which ctx ends: a named pipe is open once somebody writes to it.
+func openFile(ctx context.Context, name string) (*os.File, error) {
+	type opened struct {
+		f   *os.File
+		err error
+	}
+	done := make(chan opened, 1)
+	go func() {
+		f, err := os.Open(name)
+		done <- opened{f, err}
+	}()
+	select {
+	case o := <-done:
+		return o.f, o.err
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
 }
 
 // treeTar is a directory as a tar stream.
@@ -157,7 +176,11 @@ func runLayerTag(ctx context.Context, e *env, args []string) error {
 }
 
 func runLayerRemove(ctx context.Context, e *env, args []string) error {
-	return forEach(ctx, e, args, "layer remove", "removed", (*client.Client).RemoveLayer)
+	check := func(c *client.Client, ctx context.Context, name string) error {
+		_, _, _, err := c.InspectLayer(ctx, name)
+		return err
+	}
+	return forEach(ctx, e, args, "layer remove", "removed", check, (*client.Client).RemoveLayer)
 }
 
 func runLayerGC(ctx context.Context, e *env, args []string) error {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"io/fs"
 	"os"
@@ -76,6 +77,27 @@ func TestFlagsOfExecThatMeanNothing(t *testing.T) {
 		if code != 125 || !strings.HasPrefix(stderr, "dsec: "+flags[0]+": means nothing with ") || !strings.HasSuffix(stderr, " (invalid)\n") {
 			t.Errorf("%q: exit %d, %q", flags, code, stderr)
 		}
+	}
+}
+
+// TestAPipeThatNobodyWritesTo: waiting for the writer of a named pipe can be given up.
+func TestAPipeThatNobodyWritesTo(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "pipe")
+	if err := syscall.Mkfifo(path, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() {
+		_, _, err := openArchive(ctx, &env{}, path)
+		ended <- err
+	}()
+	cancel()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v", err)
+	}
+	if f, err := os.OpenFile(path, os.O_WRONLY, 0); err == nil { // lets go who still waits
+		_ = f.Close()
 	}
 }
 
