@@ -209,16 +209,35 @@ func (c *converter) applyDir(t *tree, dir *inode, base string, depth int, hdr *t
 	if depth >= c.limits.Depth {
 		return dsec.Invalid("data", "directories more than %d deep", c.limits.Depth)
 	}
+	opaque := c.upper && takeOpaque(hdr)
 	if e, ok := dir.children[base]; ok && e.n.isDir() {
 		node := t.own(e.n)
 		dir.children[base] = dirent{node, t.layer}
+		if opaque {
+			t.prune(node)
+			node.opaque = true
+		}
 		return c.setAttributes(node, hdr)
 	}
 	node := t.newDir()
 	if err := c.setAttributes(node, hdr); err != nil {
 		return err
 	}
-	return t.add(dir, base, node)
+	err := t.add(dir, base, node)
+	node.opaque = node.opaque || opaque
+	return err
+}
+
+// takeOpaque takes overlayfs's own mark of a directory that hides all below it out of
+// the header of an upper directory's tar.
+func takeOpaque(hdr *tar.Header) (found bool) {
+	for _, name := range []string{"trusted.overlay.opaque", "user.overlay.opaque"} {
+		if hdr.PAXRecords[xattrPAX+name] == "y" {
+			delete(hdr.PAXRecords, xattrPAX+name)
+			found = true
+		}
+	}
+	return found
 }
 
 // link gives one more name to an inode that an earlier entry, of this layer or

@@ -31,6 +31,9 @@ func opaque(t *testing.T, image []byte, path string) bool {
 // A layer that goes on others keeps what its archive hides of them, in either form.
 func TestUpperLayersHide(t *testing.T) {
 	device := func(name string) entry { return entry{name: name, kind: tar.TypeChar} }
+	marked := func(name, attribute, value string) entry {
+		return entry{name: name, kind: tar.TypeDir, pax: map[string]string{xattrPAX + attribute: value}}
+	}
 	for name, tt := range map[string]struct {
 		entries []entry
 		want    map[string]string
@@ -45,6 +48,10 @@ func TestUpperLayersHide(t *testing.T) {
 		"a directory made anew":                {[]entry{file(".wh.d"), dir("d"), text("d/f", "mine")}, map[string]string{"d": "dir", "d/f": "= mine"}, []string{"d"}},
 		"a directory made anew, told later":    {[]entry{dir("d"), text("d/f", "mine"), file(".wh.d")}, map[string]string{"d": "dir", "d/f": "= mine"}, []string{"d"}},
 		"all of a directory":                   {[]entry{dir("d"), file("d/.wh..wh..opq"), text("d/f", "mine")}, map[string]string{"d": "dir", "d/f": "= mine"}, []string{"d"}},
+		"overlayfs's mark":                     {[]entry{marked("d", "trusted.overlay.opaque", "y"), text("d/f", "mine")}, map[string]string{"d": "dir", "d/f": "= mine"}, []string{"d"}},
+		"overlayfs's mark without rights":      {[]entry{marked("d", "user.overlay.opaque", "y")}, map[string]string{"d": "dir"}, []string{"d"}},
+		"overlayfs's mark in place of a file":  {[]entry{device("d"), marked("d", "trusted.overlay.opaque", "y")}, map[string]string{"d": "dir"}, []string{"d"}},
+		"another of its marks":                 {[]entry{marked("d", "trusted.overlay.opaque", "x")}, map[string]string{"d": "dir"}, nil},
 		"all of one, attributes later":         {[]entry{file("d/.wh..wh..opq"), dir("d")}, map[string]string{"d": "dir"}, []string{"d"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -145,6 +152,9 @@ func TestImagesThatGoOnOthersHide(t *testing.T) {
 		},
 		"all of a directory": {
 			[][]byte{tarOf(t, text("d/low", "low")), tarOf(t, file("d/.wh..wh..opq"), text("d/top", "top"))}, map[string]string{"d": "dir", "d/top": "= top"}, "d",
+		},
+		"all of a directory, by overlayfs's mark": {
+			[][]byte{tarOf(t, text("d/low", "low")), tarOf(t, entry{name: "d", kind: tar.TypeDir, pax: map[string]string{xattrPAX + "trusted.overlay.opaque": "y"}}, text("d/top", "top"))}, map[string]string{"d": "dir", "d/top": "= top"}, "d",
 		},
 		"what is not in the image": {
 			[][]byte{tarOf(t, text("a", "low")), tarOf(t, file("x/y/.wh.z"))}, map[string]string{"a": "= low", "x": "dir", "x/y": "dir", "x/y/z": whiteout}, "",
