@@ -26,8 +26,8 @@ import (
 // findings of this archive. Of an image that becomes several layers it is the topmost,
 // whose manifest names those below.
 //
-// The layer is durable when Build returns. Where the store has it already, the
-// one that is there is returned. On error it is not visible, and no more space is used
+// The layer is durable when Build returns. Where the store has it already it stays as
+// it is; what is returned tells of this archive. On error it is not visible, and no more space is used
 // than before, but for layers below it that were stored already: they go as all that
 // no name leads to. Errors that the archive caused are invalid or
 // unsupported; exhausted is a full disk, unavailable a stream that broke off
@@ -73,7 +73,12 @@ func (s *Store) Build(ctx context.Context, opt BuildOptions, r io.Reader) (Meta,
 		about.SourceDigest = sumOf(src.h)
 	}
 	meta, err := s.publishAll(ctx, images, res, Meta{Manifest: Manifest{Kind: kind}, About: about})
-	return meta, res.Findings, err
+	if err != nil {
+		return Meta{}, nil, err
+	}
+	about.Findings = res.Findings
+	meta.About = about // the layer may have been there, from elsewhere
+	return meta, res.Findings, nil
 }
 
 // turn waits for the turn of a build, which ends with done. Its time begins then: others
