@@ -84,6 +84,7 @@ const maxName = 255
 
 // canonicalName checks a name and adds the tag `latest` where it has none.
 func canonicalName(field, name string) (string, error) {
+	given := name
 	if len(name) <= maxName && !strings.HasPrefix(name, "sha256:") {
 		if path := name[strings.LastIndexByte(name, '/')+1:]; !strings.Contains(path, ":") {
 			name += ":latest"
@@ -92,7 +93,7 @@ func canonicalName(field, name string) (string, error) {
 			return name, nil
 		}
 	}
-	return "", dsec.Invalid(field, "want name or name:tag, of at most %d characters: lower-case letters, digits and . _ - / in the name", maxName)
+	return "", dsec.Invalid(field, "want name or name:tag of at most %d characters, the name of lower-case letters and digits with . _ - / between them, got %.300q", maxName, given)
 }
 
 // find returns the layer that a caller of project means by ref, a name or a digest.

@@ -79,7 +79,7 @@ func parse(u *url.URL) (Config, error) {
 		Region: q.Get("region"), CAFile: q.Get("ca_file"),
 	}
 	if u.Opaque != "" || !bucketName.MatchString(cfg.Bucket) {
-		return Config{}, dsec.Invalid(storeField, "want the name of a bucket: s3://bucket/prefix")
+		return Config{}, dsec.Invalid(storeField, "want s3://bucket/prefix, the bucket of 3 to 63 lower-case letters, digits, . and -, which begins and ends with a letter or a digit; got %.80q", cfg.Bucket)
 	}
 	if strings.HasSuffix(cfg.Bucket, "--x-s3") {
 		return Config{}, dsec.Invalid(storeField, "a directory bucket lists keys in no order: want a general purpose bucket")
