@@ -436,3 +436,21 @@ func TestRootFSThatLooksLikeArchive(t *testing.T) {
 		}
 	}
 }
+
+// An image that an index lists twice is one.
+func TestPickTakesAnImageOnce(t *testing.T) {
+	names := [][]string{{"sha256:a", "x:1"}, {"sha256:b", "y:1"}, {"sha256:b", "y:1"}, {"sha256:b", "y:2"}, {"sha256:c", "z:1"}, {"sha256:d", "z:1"}}
+	for sel, want := range map[string]int{"sha256:b": 1, "y:1": 1, "y:2": 3, "x:1": 0} {
+		if i, err := pick(names, sel); err != nil || i != want {
+			t.Errorf("%s is image %d, %v, want %d", sel, i, err, want)
+		}
+	}
+	if i, err := pick(names[1:4], ""); err != nil || i != 0 {
+		t.Errorf("the only one is image %d, %v", i, err)
+	}
+	for sel, want := range map[string]string{"": "holds 4 images", "z:1": "means 2 images", "w": "no image"} {
+		if _, err := pick(names, sel); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want %q", sel, err, want)
+		}
+	}
+}

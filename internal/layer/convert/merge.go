@@ -110,7 +110,8 @@ func thisPlatform() string { return "linux/" + runtime.GOARCH }
 func pick(names [][]string, sel string) (int, error) {
 	var found []int
 	for i, all := range names {
-		if sel == "" || slices.ContainsFunc(all, func(n string) bool { return n != "" && means(n, sel) }) {
+		again := func(j int) bool { return all[0] != "" && names[j][0] == all[0] } // the same image, listed twice
+		if (sel == "" || slices.ContainsFunc(all, func(n string) bool { return n != "" && means(n, sel) })) && !slices.ContainsFunc(found, again) {
 			found = append(found, i)
 		}
 	}
@@ -131,7 +132,7 @@ func pick(names [][]string, sel string) (int, error) {
 	case len(names) == 0:
 		return 0, dsec.Invalid("data", "the archive holds no image for %s", thisPlatform())
 	case sel == "":
-		return 0, dsec.Invalid("select", "the archive holds %d images, want one of: %s", len(names), list)
+		return 0, dsec.Invalid("select", "the archive holds %d images, want one of: %s", len(found), list)
 	case len(found) == 0:
 		return 0, dsec.Invalid("select", "no image %s, want one of: %s", quote(sel), list)
 	}
