@@ -80,3 +80,19 @@ func systemCode(err error) dsec.Code {
 	}
 	return dsec.CodeInternal
 }
+
+// asGiven has an error of a call name what the caller gave: pairs of a field of the
+// call and an argument or a flag.
+func asGiven(err error, pairs ...string) error {
+	de, ok := errors.AsType[*dsec.Error](err)
+	if !ok {
+		return err
+	}
+	named := *de
+	for i := 0; i < len(pairs); i += 2 {
+		if de.Field == pairs[i] {
+			named.Field = pairs[i+1]
+		}
+	}
+	return &named
+}

@@ -126,7 +126,7 @@ func runLayerInspect(ctx context.Context, e *env, args []string) error {
 	defer c.Close()
 	l, names, findings, err := c.InspectLayer(ctx, args[0])
 	if err != nil {
-		return err
+		return asGiven(err, "name", "NAME")
 	}
 	rows := [][]string{
 		{"digest", l.Digest}, {"kind", string(l.Kind)}, {"names", strings.Join(names, " ")}, {"size", units.Bytes(l.Size)}, {"files", fmt.Sprint(l.Files)},
@@ -170,7 +170,7 @@ func runLayerTag(ctx context.Context, e *env, args []string) error {
 	defer c.Close()
 	l, err := c.TagLayer(ctx, args[0], args[1], *replace)
 	if err != nil {
-		return err
+		return asGiven(err, "name", "NAME", "new_name", "NEW-NAME")
 	}
 	return f.print(l, "", [][]string{{l.Name, l.Digest, units.Bytes(l.Size)}})
 }
@@ -178,7 +178,7 @@ func runLayerTag(ctx context.Context, e *env, args []string) error {
 func runLayerRemove(ctx context.Context, e *env, args []string) error {
 	check := func(c *client.Client, ctx context.Context, name string) error {
 		_, _, _, err := c.InspectLayer(ctx, name)
-		return err
+		return asGiven(err, "name", "NAME")
 	}
 	return forEach(ctx, e, args, "layer remove", "removed", check, (*client.Client).RemoveLayer)
 }
@@ -195,7 +195,7 @@ func runLayerGC(ctx context.Context, e *env, args []string) error {
 	defer c.Close()
 	removed, kept, err := c.CollectLayers(ctx, minAge, *dry)
 	if err != nil {
-		return err
+		return asGiven(err, "min_age", "--min-age")
 	}
 	rows, freed := [][]string{}, int64(0)
 	for _, l := range removed {

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -144,6 +145,22 @@ func TestErrorsOfThisMachineAreTyped(t *testing.T) {
 	} {
 		if got := typed(err).Code; got != code {
 			t.Errorf("%v is %s, want %s", err, got, code)
+		}
+	}
+}
+
+// TestErrorsNameWhatWasGiven: an argument or a flag, not the field of the call.
+func TestErrorsNameWhatWasGiven(t *testing.T) {
+	of := dsec.Invalid("new_name", "x")
+	if err := asGiven(of, "name", "NAME", "new_name", "NEW-NAME"); err.Error() != dsec.Invalid("NEW-NAME", "x").Error() {
+		t.Error(err)
+	}
+	if of.Field != "new_name" {
+		t.Error("the error itself was changed")
+	}
+	for _, err := range []error{dsec.Invalid("kind", "x"), errors.New("x"), nil} {
+		if got := asGiven(err, "name", "NAME"); fmt.Sprint(got) != fmt.Sprint(err) {
+			t.Errorf("%v became %v", err, got)
 		}
 	}
 }

@@ -27,7 +27,7 @@ func runLayerPrefetch(ctx context.Context, e *env, args []string) error {
 		})
 		m.stop()
 		if err != nil {
-			return err
+			return asGiven(err, "name", "NAME")
 		}
 		if all = append(all, prefetched{name, there}); f.output == "json" {
 			continue

@@ -61,7 +61,7 @@ func runCreate(ctx context.Context, e *env, args []string) error {
 func createMany(ctx context.Context, f *flags, c *client.Client, n int, o client.SandboxOptions) error {
 	results, err := c.CreateSandboxes(ctx, n, o)
 	if err != nil {
-		return err
+		return asGiven(err, "count", "-n")
 	}
 	type item struct {
 		ID    dsec.SandboxID `json:"id,omitempty"`
