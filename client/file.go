@@ -273,6 +273,10 @@ func sendAll[Req, Res any](
 // readFull is io.ReadFull until ctx ends: a pipe into which nobody writes must not
 // hold up who gives up. The read is then left to itself, with buf.
 func readFull(ctx context.Context, r io.Reader, buf []byte) (int, error) {
+	switch r.(type) {
+	case *bytes.Reader, *bytes.Buffer, *strings.Reader: // memory holds nobody up
+		return io.ReadFull(r, buf)
+	}
 	type result struct {
 		n   int
 		err error

@@ -215,7 +215,7 @@ func (b *timedBody) Read(p []byte) (int, error) {
 	defer b.mu.Unlock()
 	switch {
 	case err == nil:
-		if b.rule.each && !b.over { // HTTP/2 ends a stream whose deadline passes, whether it is read or not
+		if b.rule.each && !b.over && !b.drains { // HTTP/2 ends a stream whose deadline passes, whether it is read or not
 			_ = b.conn.SetReadDeadline(time.Time{})
 		}
 	case !errors.Is(err, io.EOF):
