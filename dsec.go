@@ -54,11 +54,21 @@ type Spec struct {
 	Workdir string            `json:"workdir,omitempty"`
 	Labels  map[string]string `json:"labels,omitempty"`
 	Job     string            `json:"job,omitempty"`
-	// IdleTimeout kills the sandbox after that long without activity; 0 is never.
+	// IdleTimeout is how long it may be without activity until IdleAction; 0 is for ever.
 	IdleTimeout time.Duration `json:"idle_timeout,omitempty"`
+	IdleAction  IdleAction    `json:"idle_action,omitempty"`
 	// MaxLifetime kills the sandbox that long after its create; 0 is never.
 	MaxLifetime time.Duration `json:"max_lifetime,omitempty"`
 }
+
+// IdleAction is what is done with a sandbox that nobody uses.
+type IdleAction string
+
+// The idle actions; empty is IdleKill.
+const (
+	IdleKill  IdleAction = "kill"
+	IdlePause IdleAction = "pause"
+)
 
 // Limits bound what one sandbox may use. Zero values are filled with the
 // node's defaults before a Spec reaches a backend.
@@ -83,6 +93,7 @@ type Sandbox struct {
 	Active time.Time `json:"active"`
 	// Conditions stand beside State: degraded, quarantined, tainted.
 	Conditions []string `json:"conditions,omitempty"`
+	Pause      *Pause   `json:"pause,omitempty"` // while State is paused
 }
 
 // Outcome is how a command ended. It is a result, not an error: whatever the

@@ -76,6 +76,7 @@ type Client struct {
 	session dsecv1connect.SessionServiceClient
 	file    dsecv1connect.FileServiceClient
 	layer   dsecv1connect.LayerServiceClient
+	job     dsecv1connect.JobServiceClient
 	admin   dsecv1connect.AdminServiceClient
 }
 
@@ -108,6 +109,7 @@ func New(o Options) (*Client, error) {
 	c.process = dsecv1connect.NewProcessServiceClient(calls, c.url, opts)
 	c.file = dsecv1connect.NewFileServiceClient(calls, c.url, opts)
 	c.layer = dsecv1connect.NewLayerServiceClient(calls, c.url, opts)
+	c.job = dsecv1connect.NewJobServiceClient(calls, c.url, opts)
 	c.admin = dsecv1connect.NewAdminServiceClient(calls, c.url, opts)
 	c.session = dsecv1connect.NewSessionServiceClient(streams, c.url, opts)
 	return c, nil

@@ -36,11 +36,21 @@ func sandboxOf(m *dsecv1.Sandbox) *dsec.Sandbox {
 		Spec: dsec.Spec{
 			Kind: dsec.Kind(m.GetBackend()), Layers: layers, Limits: limitsOf(m.GetLimits()),
 			User: m.GetUser(), Workdir: m.GetWorkdir(), Labels: m.GetLabels(), Job: m.GetJob(),
-			IdleTimeout: m.GetIdleTimeout().AsDuration(),
+			IdleTimeout: m.GetIdleTimeout().AsDuration(), IdleAction: dsec.IdleAction(m.GetIdleAction()),
 		},
 		State: dsec.State(m.GetState()), Reason: m.GetReason(),
 		Created: timeOf(m.GetCreated()), Deadline: timeOf(m.GetDeadline()), Active: timeOf(m.GetActive()),
-		Conditions: m.GetConditions(),
+		Conditions: m.GetConditions(), Pause: pauseOf(m.GetPause()),
+	}
+}
+
+func pauseOf(m *dsecv1.Pause) *dsec.Pause {
+	if m == nil {
+		return nil
+	}
+	return &dsec.Pause{
+		Since: timeOf(m.Since), Until: timeOf(m.Until), Note: m.Note,
+		MovedOut: m.MemoryBytes != nil, MemoryBefore: m.GetMemoryBeforeBytes(), Memory: m.GetMemoryBytes(),
 	}
 }
 

@@ -26,12 +26,14 @@ type SandboxOptions struct {
 	// /etc/passwd when a command starts: one that is not there yet may be made first.
 	User    string
 	Workdir string
-	// IdleTimeout kills after that long without activity, MaxLifetime that
-	// long after the create.
+	// IdleTimeout is how long it may be without activity until IdleAction; MaxLifetime
+	// kills that long after the create.
 	IdleTimeout time.Duration
 	MaxLifetime time.Duration
-	Labels      map[string]string
-	Job         string
+	// IdleAction is what is done after IdleTimeout; empty is dsec.IdleKill.
+	IdleAction dsec.IdleAction
+	Labels     map[string]string
+	Job        string
 	// RequestID makes the create one that can be repeated: the same ID and
 	// options give the same sandbox. The client then repeats by itself a
 	// create whose answer was lost.
@@ -97,7 +99,7 @@ func (o SandboxOptions) message() *dsecv1.CreateRequest {
 	return &dsecv1.CreateRequest{
 		Backend: string(o.Backend), Layers: o.Layers, Limits: limitsMessage(o.Limits), Env: o.Env, User: o.User, Workdir: o.Workdir,
 		IdleTimeout: timeout(o.IdleTimeout), MaxLifetime: timeout(o.MaxLifetime),
-		Labels: o.Labels, Job: o.Job, RequestId: o.RequestID,
+		Labels: o.Labels, Job: o.Job, RequestId: o.RequestID, IdleAction: string(o.IdleAction),
 	}
 }
 

@@ -69,6 +69,7 @@ type EdgeConfig struct {
 	CreateConcurrency  int64    `toml:"create_concurrency"`
 	DefaultIdleTimeout duration `toml:"default_idle_timeout"`
 	DefaultMaxLifetime duration `toml:"default_max_lifetime"`
+	DefaultMaxPaused   duration `toml:"default_max_paused"`
 	Retention          duration `toml:"retention"`
 	MinFreeBytes       int64    `toml:"min_free_bytes"`
 	MinFreeInodes      int64    `toml:"min_free_inodes"`
@@ -441,6 +442,7 @@ func (e *EdgeConfig) validate() error {
 	}{
 		{"default_idle_timeout", e.DefaultIdleTimeout.Duration, 0},
 		{"default_max_lifetime", e.DefaultMaxLifetime.Duration, 0},
+		{"default_max_paused", e.DefaultMaxPaused.Duration, 0},
 		{"retention", e.Retention.Duration, time.Minute},
 	} {
 		if r.v < r.low || r.v > longest {

@@ -116,7 +116,8 @@ func startEdge(ctx context.Context, cfg *Config, log *slog.Logger, reg *promethe
 		StateDir: state, RunDir: filepath.Join(cfg.RunDir, "edge"), Backends: kinds, Layers: layers, Registry: images,
 		DefaultLimits: dsec.Limits(ec.DefaultLimits), MaxLimits: dsec.Limits(ec.MaxLimits),
 		DefaultIdleTimeout: orNever(ec.DefaultIdleTimeout), DefaultMaxLifetime: orNever(ec.DefaultMaxLifetime),
-		MaxSandboxes: int(ec.MaxSandboxes), MaxCalls: int(ec.MaxCalls), CreateConcurrency: int(ec.CreateConcurrency),
+		DefaultMaxPaused: orNever(ec.DefaultMaxPaused),
+		MaxSandboxes:     int(ec.MaxSandboxes), MaxCalls: int(ec.MaxCalls), CreateConcurrency: int(ec.CreateConcurrency),
 		Retention: ec.Retention.Duration, MinFreeBytes: ec.MinFreeBytes, MinFreeInodes: ec.MinFreeInodes,
 		Version: version, Logger: log, Metrics: reg, Crash: crash(),
 	})

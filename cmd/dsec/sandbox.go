@@ -28,6 +28,12 @@ func runCreate(ctx context.Context, e *env, args []string) error {
 	f.StringVar(&o.User, "u", "", "`user` of every command: name, uid, name:group or uid:gid")
 	f.StringVar(&o.Workdir, "w", "", "working `directory` of every command")
 	idle := f.String("idle-timeout", "", "kill after that long without activity, for example 30m; 0 is never")
+	f.Func("idle-action", "what is done after --idle-timeout: `kill or pause`; default kill", func(s string) error {
+		if o.IdleAction = dsec.IdleAction(s); o.IdleAction != dsec.IdleKill && o.IdleAction != dsec.IdlePause {
+			return errors.New("want kill or pause")
+		}
+		return nil
+	})
 	life := f.String("max-lifetime", "", "kill that long after the create; 0 is never")
 	f.Var(&labels, "label", "`KEY=VALUE` to find it by; may be repeated")
 	f.StringVar(&o.Job, "job", "", "`name` of the job that it belongs to")
@@ -125,17 +131,19 @@ type sandboxView struct {
 	Created     time.Time         `json:"created"`
 	Active      time.Time         `json:"active,omitzero"`
 	IdleTimeout string            `json:"idle_timeout,omitempty"`
+	IdleAction  dsec.IdleAction   `json:"idle_action,omitempty"`
 	Deadline    time.Time         `json:"deadline,omitzero"`
+	Pause       *dsec.Pause       `json:"pause,omitempty"`
 }
 
 func view(s *dsec.Sandbox) sandboxView {
 	v := sandboxView{
 		ID: s.ID, State: s.State, Reason: s.Reason, Conditions: s.Conditions, Backend: s.Spec.Kind, Layers: s.Spec.Layers,
 		Limits: s.Spec.Limits, User: s.Spec.User, Workdir: s.Spec.Workdir, Labels: s.Spec.Labels, Job: s.Spec.Job,
-		Created: s.Created, Active: s.Active, Deadline: s.Deadline,
+		Created: s.Created, Active: s.Active, Deadline: s.Deadline, Pause: s.Pause,
 	}
 	if s.Spec.IdleTimeout > 0 {
-		v.IdleTimeout = s.Spec.IdleTimeout.String()
+		v.IdleTimeout, v.IdleAction = s.Spec.IdleTimeout.String(), s.Spec.IdleAction
 	}
 	if v.Layers == nil {
 		v.Layers = []string{}
@@ -256,10 +264,13 @@ func runGet(ctx context.Context, e *env, args []string) error {
 		{"created", s.Created.Format(time.RFC3339)},
 	}
 	if s.Spec.IdleTimeout > 0 {
-		rows = append(rows, []string{"idle timeout", s.Spec.IdleTimeout.String()})
+		rows = append(rows, []string{"idle timeout", fmt.Sprintf("%s, then %s", s.Spec.IdleTimeout, s.Spec.IdleAction)})
 	}
 	if !s.Deadline.IsZero() {
 		rows = append(rows, []string{"deadline", s.Deadline.Format(time.RFC3339)})
+	}
+	if p := s.Pause; p != nil {
+		rows = append(rows, []string{"paused", pauseText(p)})
 	}
 	for _, cond := range s.Conditions {
 		rows = append(rows, []string{"condition", cond})
@@ -269,23 +280,29 @@ func runGet(ctx context.Context, e *env, args []string) error {
 
 func runKill(ctx context.Context, e *env, args []string) error {
 	f := clientFlags(e, "sandbox kill")
+	return eachSandbox(ctx, f, args, "killed", (*client.Sandbox).Kill)
+}
+
+// eachSandbox does the same to each of the sandboxes that args name. One that fails is
+// told of, and leaves the others alone.
+func eachSandbox(ctx context.Context, f *flags, args []string, what string, act func(*client.Sandbox, context.Context) error) error {
 	c, ids, err := f.connect(args, 1, -1, 0)
 	if err != nil {
 		return err
 	}
 	defer c.Close()
 	var failed error
-	killed := []string{}
+	done := []string{}
 	for _, id := range ids {
-		if err := c.Sandbox(id).Kill(ctx); err != nil {
-			_, _ = fmt.Fprintf(e.stderr, "dsec: %s: %s\n", id, line(err))
+		if err := act(c.Sandbox(id), ctx); err != nil {
+			_, _ = fmt.Fprintf(f.env.stderr, "dsec: %s: %s\n", id, line(err))
 			failed = err
 			continue
 		}
-		killed = append(killed, id)
+		done = append(done, id)
 	}
 	if f.output == "json" {
-		if err := f.print(map[string]any{"killed": killed}, "", nil); err != nil {
+		if err := f.print(map[string]any{what: done}, "", nil); err != nil {
 			return err
 		}
 	}

@@ -46,6 +46,7 @@ type Server struct {
 	iam     *iam.IAM
 	edges   *watcher.Watcher
 	layers  *layerNames
+	jobs    *jobs
 	log     *slog.Logger
 	metrics *metrics
 	pulls   pulls
@@ -72,12 +73,18 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
+	jobs, err := openJobs(ctx, cfg.Store)
+	if err != nil {
+		layers.close()
+		return nil, err
+	}
 	stopping, stop := context.WithCancel(context.WithValue(context.WithoutCancel(ctx), principalKey{}, self))
 	s := &Server{
 		stopping: stopping, stop: stop,
 		iam:     cfg.IAM,
 		edges:   cfg.Edges,
 		layers:  layers,
+		jobs:    jobs,
 		log:     cfg.Log.With("component", "apiserver"),
 		metrics: newMetrics(cfg.Metrics),
 		pulls:   pulls{running: map[pullKey]*pull{}},
@@ -90,6 +97,7 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 		return nil, err
 	}
 	s.work.Go(func() { s.collectAtTimes(stopping) })
+	s.work.Go(func() { s.keepJobs(stopping) })
 	return s, nil
 }
 
@@ -105,6 +113,7 @@ func (s *Server) Close() {
 	s.stop()
 	s.work.Wait()
 	s.layers.close()
+	s.jobs.close()
 }
 
 // Handler serves every route of the public API.
@@ -122,6 +131,7 @@ func (s *Server) Handler() http.Handler {
 	mux.Handle(dsecv1connect.NewProcessServiceHandler(processService{s}, opts...))
 	mux.Handle(dsecv1connect.NewSessionServiceHandler(sessionService{s}, opts...))
 	mux.Handle(dsecv1connect.NewFileServiceHandler(fileService{s}, opts...))
+	mux.Handle(dsecv1connect.NewJobServiceHandler(jobService{s}, opts...))
 	mux.Handle(dsecv1connect.NewLayerServiceHandler(layerService{s}, opts...))
 	mux.Handle(dsecv1connect.NewAdminServiceHandler(adminService{s}, opts...))
 	return typedErrors(daemon.HoldAnswers(bodyDeadlines(mux)))

@@ -85,6 +85,9 @@ func (s *Server) resolve(ctx context.Context, path string, req *dsecv1.CreateReq
 		return nil, dsec.Invalid(path+"layers", "want at most %d", dsec.MaxLayers)
 	}
 	project := principal(ctx).Project
+	if err := s.jobs.admit(project, path+"job", req.Job); err != nil {
+		return nil, err
+	}
 	digest, err := bodyDigest(project, req)
 	if err != nil {
 		return nil, err

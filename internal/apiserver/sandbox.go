@@ -23,6 +23,14 @@ func (b sandboxService) Extend(ctx context.Context, req *connect.Request[dsecv1.
 	return unary(ctx, b.s, req, edgeClient, dsecv1connect.EdgeServiceClient.ExtendSandbox)
 }
 
+func (b sandboxService) Pause(ctx context.Context, req *connect.Request[dsecv1.PauseRequest]) (*connect.Response[dsecv1.PauseResponse], error) {
+	return unary(ctx, b.s, req, edgeClient, dsecv1connect.EdgeServiceClient.PauseSandbox)
+}
+
+func (b sandboxService) Resume(ctx context.Context, req *connect.Request[dsecv1.ResumeRequest]) (*connect.Response[dsecv1.ResumeResponse], error) {
+	return unary(ctx, b.s, req, edgeClient, dsecv1connect.EdgeServiceClient.ResumeSandbox)
+}
+
 func (b sandboxService) Usage(ctx context.Context, req *connect.Request[dsecv1.UsageRequest]) (*connect.Response[dsecv1.UsageResponse], error) {
 	return unary(ctx, b.s, req, edgeClient, dsecv1connect.EdgeServiceClient.GetUsage)
 }

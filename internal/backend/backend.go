@@ -171,6 +171,26 @@ type FileServer interface {
 	FilesStarved(since time.Time) bool
 }
 
+// Pauser is implemented by instances whose processes can be stopped where they are and
+// go on later.
+type Pauser interface {
+	// Pause has the time by which commands are measured stand still, and then freezes
+	// every process. On error nothing is changed. Pausing a paused one is a success.
+	Pause(ctx context.Context) error
+	// PageOut moves the memory of a paused one out to where it costs the node less,
+	// as far as that goes. It can be given up at any time.
+	PageOut(ctx context.Context) (PagedOut, error)
+	// Resume has a paused one go on. Resuming a running one is a success.
+	Resume(ctx context.Context) error
+}
+
+// PagedOut is what became of the memory of a paused instance, in bytes.
+type PagedOut struct {
+	Before, After int64
+	// Reason is why not all of it went, for people.
+	Reason string
+}
+
 // DiskSpace tells how full a disk is, in bytes.
 type DiskSpace struct {
 	Size int64

@@ -69,6 +69,7 @@ func (e *Edge) parseCreate(ctx context.Context, project string, item *dsecv1.Cre
 		func() error { return checkText("request_id", req.RequestId, maxRequestID) },
 		func() error { return checkText("job", req.Job, maxLabel) },
 		func() error { return checkLabels(req.Labels) },
+		func() (err error) { c.spec.IdleAction, err = idleAction(req.IdleAction); return err },
 		func() error { return checkUser("user", req.User) },
 		func() error { return checkWorkdir("workdir", req.Workdir) },
 		func() (err error) {
@@ -161,6 +162,15 @@ func (c *create) fitDisk() error {
 		c.spec.Limits.DiskBytes = min(c.spec.Limits.DiskBytes, most)
 	}
 	return diskBytes.check(c.spec.Limits.DiskBytes, most)
+}
+
+// idleAction reads what is to be done after the idle timeout.
+func idleAction(s string) (dsec.IdleAction, error) {
+	switch a := dsec.IdleAction(s); a {
+	case "", dsec.IdleKill, dsec.IdlePause:
+		return a, nil
+	}
+	return "", dsec.Invalid("idle_action", "want kill or pause, got %.32q", s)
 }
 
 // environment turns a map into KEY=VALUE, sorted.

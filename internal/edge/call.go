@@ -38,6 +38,14 @@ func (e *Edge) enter(ctx context.Context, h http.Header, id string) (*call, erro
 		return nil, err
 	}
 	s.mu.Lock()
+	for s.turn != nil || s.state == dsec.StatePaused {
+		s.mu.Unlock()
+		if err := e.resume(ctx, s); err != nil {
+			e.end()
+			return nil, err
+		}
+		s.mu.Lock()
+	}
 	if err := s.notRunning(); err != nil {
 		s.mu.Unlock()
 		e.end()
@@ -153,7 +161,7 @@ func (c *call) over() bool {
 	defer timer.Stop()
 	for {
 		c.s.mu.Lock()
-		wait, running := c.s.waiter(), c.s.state == dsec.StateRunning
+		wait, running := c.s.waiter(), c.s.state == dsec.StateRunning || c.s.state == dsec.StatePaused
 		c.s.mu.Unlock()
 		if !running {
 			return true

@@ -47,6 +47,9 @@ type Config struct {
 	// none: 1 hour and 24 hours. Negative: never.
 	DefaultIdleTimeout time.Duration
 	DefaultMaxLifetime time.Duration
+	// DefaultMaxPaused is how long a sandbox may be paused where its pause says
+	// nothing: 7 days; negative: for ever.
+	DefaultMaxPaused time.Duration
 
 	// MaxSandboxes at once on this edge: 4096.
 	MaxSandboxes int
@@ -74,6 +77,8 @@ type Config struct {
 
 	// clock is the time since boot; tests have their own.
 	clock func() time.Duration
+	// availableMemory is what the node can give; tests have their own.
+	availableMemory func() (int64, error)
 	// settleEvery is the constant; tests have a shorter one.
 	settleEvery time.Duration
 	// texts bounds records and output in memory; tests have smaller ones.
@@ -137,6 +142,7 @@ func (c Config) withDefaults() Config {
 	})
 	c.DefaultIdleTimeout = orNever(c.DefaultIdleTimeout, time.Hour)
 	c.DefaultMaxLifetime = orNever(c.DefaultMaxLifetime, 24*time.Hour)
+	c.DefaultMaxPaused = orNever(c.DefaultMaxPaused, 7*24*time.Hour)
 	c.MaxSandboxes = cmp.Or(c.MaxSandboxes, 4096)
 	c.MaxCalls = cmp.Or(c.MaxCalls, 128)
 	c.CreateConcurrency = cmp.Or(c.CreateConcurrency, 8)
@@ -150,6 +156,9 @@ func (c Config) withDefaults() Config {
 	c.Logger = c.Logger.With("component", "edge")
 	if c.texts == (textBounds{}) {
 		c.texts = defaultTexts
+	}
+	if c.availableMemory == nil {
+		c.availableMemory = availableMemory
 	}
 	if c.clock == nil {
 		c.clock = bootClock

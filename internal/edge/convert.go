@@ -1,6 +1,7 @@
 package edge
 
 import (
+	"cmp"
 	"context"
 	"time"
 	"unicode/utf8"
@@ -41,8 +42,13 @@ func (e *Edge) proto(s *sandbox) *dsecv1.Sandbox {
 		Active: timestamppb.New(wall.Add(s.active - now)), Conditions: s.conditions,
 	}
 	if s.deadline > 0 {
-		out.Deadline = timestamppb.New(wall.Add(s.deadline - now))
+		left := s.deadline - now
+		if s.paused != nil && !s.paused.countLifetime {
+			left += now - s.paused.at
+		}
+		out.Deadline = timestamppb.New(wall.Add(left))
 	}
+	out.Pause, out.IdleAction = e.pauseProto(s, now, wall), string(cmp.Or(s.spec.IdleAction, dsec.IdleKill))
 	return out
 }
 

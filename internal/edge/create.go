@@ -171,6 +171,9 @@ func (e *Edge) bringUp(ctx context.Context, s *sandbox) error {
 		return e.abandon(s, err)
 	}
 	e.cfg.Crash("create.handle")
+	if _, ok := inst.(backend.Pauser); !ok && s.spec.IdleAction == dsec.IdlePause {
+		return e.rollBack(s, inst, at(errNoPause(s.spec.Kind), "idle_action"))
+	}
 	return e.publish(s, inst)
 }
 

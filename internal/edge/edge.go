@@ -24,6 +24,7 @@ import (
 	"fmt"
 	"log/slog"
 	"path/filepath"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -57,7 +58,9 @@ type Edge struct {
 	draining  atomic.Bool
 	calls     atomic.Int64 // in progress
 	quiet     chan struct{}
-	output    heldOutput // of Exec calls
+	output    heldOutput    // of Exec calls
+	pageOuts  chan struct{} // holds a token for each sandbox whose memory is being moved
+	resuming  resuming
 	goroutine sync.WaitGroup
 
 	mu        sync.RWMutex
@@ -84,7 +87,7 @@ func New(cfg Config) (*Edge, error) {
 	}
 	e := &Edge{
 		cfg: cfg, log: cfg.Logger, backends: make(map[dsec.Kind]*offer),
-		clock: cfg.clock, output: heldOutput{most: cfg.texts.held}, creates: make(chan struct{}, cfg.CreateConcurrency), quiet: make(chan struct{}, 1),
+		clock: cfg.clock, output: heldOutput{most: cfg.texts.held}, creates: make(chan struct{}, cfg.CreateConcurrency), quiet: make(chan struct{}, 1), pageOuts: make(chan struct{}, runtime.GOMAXPROCS(0)),
 		sandboxes: make(map[dsec.SandboxID]*sandbox), keys: make(map[requestKey]*sandbox),
 	}
 	e.closing, e.close = context.WithCancelCause(context.Background())

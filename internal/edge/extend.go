@@ -6,7 +6,7 @@ import "time"
 // as activity. On error nothing is changed.
 func (e *Edge) extend(s *sandbox, setIdle bool, idle time.Duration, setLife bool, life time.Duration) error {
 	s.mu.Lock()
-	if err := s.notRunning(); err != nil {
+	if err := s.notLive(); err != nil {
 		s.mu.Unlock()
 		return err
 	}
@@ -20,6 +20,9 @@ func (e *Edge) extend(s *sandbox, setIdle bool, idle time.Duration, setLife bool
 		s.deadline = 0
 		if life > 0 {
 			s.deadline = now + life
+			if s.paused != nil && !s.paused.countLifetime {
+				s.deadline = s.paused.at + life // what is left of it begins when it resumes
+			}
 		}
 	}
 	if err := e.write(s); err != nil {

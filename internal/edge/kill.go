@@ -33,7 +33,7 @@ func (e *Edge) stop(s *sandbox, reason string) error {
 	}
 	// Whoever starts a call and whoever ends the sandbox for lack of calls
 	// both hold s.mu: one of them comes first.
-	if reason == reasonIdle && (s.calls > 0 || s.idle == 0 || e.clock()-s.active < s.idle) {
+	if reason == reasonIdle && !s.isIdle(e.clock()) || reason == reasonPaused && s.state != dsec.StatePaused {
 		s.mu.Unlock()
 		return nil
 	}
@@ -123,6 +123,9 @@ func (e *Edge) reap(s *sandbox) {
 	}
 	s.reaping, s.retry = true, 0
 	s.dropClient()
+	if s.paused != nil {
+		s.paused.stop() // its memory goes anyway
+	}
 	inst, handle := s.instance, s.handle
 	s.mu.Unlock()
 
@@ -191,7 +194,7 @@ func (e *Edge) finish(s *sandbox) {
 	release := s.release
 	s.reaped, s.reaping, s.retry = true, false, 0
 	s.instance, s.handle, s.release = nil, nil, nil
-	s.conditions = nil
+	s.conditions, s.paused = nil, nil
 	s.ended, s.endedAt = time.Now().UTC(), e.clock()
 	s.slim()
 	e.writeAnyway(s)

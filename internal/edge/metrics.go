@@ -19,6 +19,8 @@ type metrics struct {
 	errors  *prometheus.CounterVec
 	kills   *prometheus.CounterVec
 	failed  prometheus.Counter
+	paused  prometheus.Counter
+	resumed prometheus.Counter
 	stuck   prometheus.Counter
 	starved prometheus.Counter
 }
@@ -35,6 +37,8 @@ func newMetrics(e *Edge) *metrics {
 		errors:  prometheus.NewCounterVec(prometheus.CounterOpts{Name: "dsec_edge_errors_total", Help: "Requests that ended in an error, by code."}, []string{"code"}),
 		kills:   prometheus.NewCounterVec(prometheus.CounterOpts{Name: "dsec_edge_kills_total", Help: "Sandboxes ended on purpose, by reason."}, []string{"reason"}),
 		failed:  prometheus.NewCounter(prometheus.CounterOpts{Name: "dsec_edge_failed_total", Help: "Sandboxes of which PID 1 ended by itself."}),
+		paused:  prometheus.NewCounter(prometheus.CounterOpts{Name: "dsec_edge_pauses_total", Help: "Sandboxes paused."}),
+		resumed: prometheus.NewCounter(prometheus.CounterOpts{Name: "dsec_edge_resumes_total", Help: "Sandboxes resumed."}),
 		stuck:   prometheus.NewCounter(prometheus.CounterOpts{Name: "dsec_edge_stuck_total", Help: "Attempts to free a sandbox that failed."}),
 		starved: prometheus.NewCounter(prometheus.CounterOpts{Name: "dsec_edge_starved_commands_total", Help: "Commands whose end was not told, because the disk of all sandboxes was full, or commands were killed for the sake of the node, while they ran."}),
 	}
@@ -45,7 +49,7 @@ func newMetrics(e *Edge) *metrics {
 			return float64(e.live)
 		})
 		calls := prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "dsec_edge_calls", Help: "Requests in progress."}, func() float64 { return float64(e.calls.Load()) })
-		e.cfg.Metrics.MustRegister(m.creates, m.create, m.execs, m.exec, m.errors, m.kills, m.failed, m.stuck, m.starved, live, calls, diskSpace{e})
+		e.cfg.Metrics.MustRegister(m.creates, m.create, m.execs, m.exec, m.errors, m.kills, m.failed, m.paused, m.resumed, m.stuck, m.starved, live, calls, diskSpace{e})
 	}
 	return m
 }

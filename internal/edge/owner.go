@@ -89,7 +89,7 @@ func (e *Edge) spared(s *sandbox, process uint64) {
 // The caller holds s.mu.
 func (e *Edge) writeCut(s *sandbox) {
 	switch {
-	case s.state != dsec.StateRunning:
+	case s.state != dsec.StateRunning && s.state != dsec.StatePaused:
 	case e.journal.Reserved():
 		e.writeAnyway(s)
 	default:

@@ -188,6 +188,9 @@ func (e *Edge) sandboxOf(id dsec.SandboxID, raw json.RawMessage) (*sandbox, erro
 		cut: r.Cut, idle: r.Idle, active: now, deadline: r.Deadline, ended: r.Ended,
 		reaped: r.State.Terminal() && !r.Ended.IsZero(), size: textSize(r.Spec),
 	}
+	if r.Paused != nil && r.State == dsec.StatePaused {
+		s.paused = &pausing{since: r.Paused.Since, at: r.Paused.At, until: r.Paused.Until, countLifetime: r.Paused.CountLifetime, stop: func() {}, done: closedChan}
+	}
 	s.well() // as far as this edge knows
 	if s.reaped {
 		s.endedAt = now - max(0, time.Since(r.Ended))
@@ -267,6 +270,13 @@ func (e *Edge) adopt(ctx context.Context, s *sandbox) bool {
 		s.mu.Unlock()
 		e.arm(s)
 		return true // not swept: it may live
+	}
+	if err := e.adoptPause(ctx, s, inst); err != nil {
+		e.log.Error("sandbox is not paused or running as it was", "sandbox", s.id, "state", s.state, "err", err)
+		s.mu.Lock()
+		s.quarantine()
+		s.reason = "the edge could not have it go on as it was"
+		s.mu.Unlock()
 	}
 	release, err := e.hold(ctx, s.spec)
 	if err != nil {

@@ -45,6 +45,8 @@ type sandbox struct {
 	idle       time.Duration     // timeout, 0 is never
 	deadline   time.Duration     // 0 is never
 	retry      time.Duration     // when to try again to free it, 0 is never
+	turn       chan struct{}     // of a pause or resume under way, closed at its end
+	paused     *pausing          // while state is paused
 	ended      time.Time
 	endedAt    time.Duration // the same on the boot clock
 	changed    chan struct{} // closed at the next change; nil if nobody waits
@@ -72,6 +74,7 @@ type record struct {
 	Deadline   time.Duration   `json:"deadline,omitempty"`
 	Handle     json.RawMessage `json:"handle,omitempty"`
 	Warm       bool            `json:"warm,omitempty"`
+	Paused     *pauseRecord    `json:"paused,omitempty"`
 	Cut        []uint64        `json:"cut,omitempty"`
 	RequestID  string          `json:"request_id,omitempty"`
 	Digest     []byte          `json:"digest,omitempty"`
@@ -87,6 +90,7 @@ func (e *Edge) record(s *sandbox) *record {
 		State: s.state, Reason: s.reason, Conditions: s.conditions, Created: s.created,
 		Idle: s.idle, Boot: e.bootID, Deadline: s.deadline, Handle: json.RawMessage(s.handle),
 		Warm: s.warm, RequestID: s.requestID, Digest: s.digest, Ended: s.ended,
+		Paused: s.paused.record(),
 	}
 	if !s.reaped {
 		r.Cut = s.cut
@@ -183,17 +187,28 @@ func (e *Edge) find(project, id string) (*sandbox, error) {
 
 var errNoProject = dsec.Errorf(dsec.CodeDenied, "header Dsec-Project is missing")
 
+// notLive is the error of a call on a sandbox that has ended, or has not begun. The
+// caller holds s.mu.
+func (s *sandbox) notLive() error {
+	if s.state == dsec.StatePaused && s.instance != nil && !s.has(conditionQuarantined) {
+		return nil
+	}
+	return s.notRunning()
+}
+
 // notRunning is the error of a call on a sandbox that cannot take one. The
 // caller holds s.mu.
 func (s *sandbox) notRunning() error {
 	switch s.state {
 	case dsec.StateLost, dsec.StateFailed:
 		return dsec.Errorf(dsec.CodeLost, "sandbox %s is %s: %s", s.id, s.state, s.reason)
-	case dsec.StateRunning:
+	case dsec.StateRunning, dsec.StatePaused:
 		if s.instance == nil || s.has(conditionQuarantined) {
 			return dsec.Errorf(dsec.CodeConflict, "sandbox %s is quarantined: %s; it can only be killed", s.id, s.reason)
 		}
-		return nil
+		if s.state == dsec.StateRunning {
+			return nil
+		}
 	case dsec.StateStopping, dsec.StateStopped:
 		return dsec.Errorf(dsec.CodeConflict, "sandbox %s is %s: %s", s.id, s.state, s.reason)
 	}
@@ -217,15 +232,19 @@ func (e *Edge) fire(s *sandbox, now time.Duration) (next time.Duration) {
 		e.run(func() { e.reap(s) })
 		return 0
 	}
-	if s.state != dsec.StateRunning && s.state != dsec.StatePaused {
+	switch s.state {
+	case dsec.StateRunning:
+	case dsec.StatePaused:
+		return e.firePaused(s, now)
+	default:
 		return 0
 	}
 	switch {
 	case s.deadline > 0 && now >= s.deadline:
 		e.run(func() { _ = e.stop(s, reasonLifetime) })
 		return 0
-	case s.idle > 0 && s.calls == 0 && now-s.active >= s.idle:
-		e.run(func() { _ = e.stop(s, reasonIdle) })
+	case s.isIdle(now):
+		e.run(func() { e.fireIdle(s) })
 		return now + time.Second // a call may come in between
 	}
 	wants := func(at time.Duration) {
@@ -261,4 +280,5 @@ const (
 	reasonKilled   = "killed"
 	reasonIdle     = "idle timeout"
 	reasonLifetime = "maximum lifetime"
+	reasonPaused   = "paused for too long"
 )

@@ -258,6 +258,42 @@ func (v service) ExtendSandbox(_ context.Context, req *connect.Request[dsecv1.Ex
 	return connect.NewResponse(&dsecv1.ExtendResponse{Sandbox: v.e.proto(s)}), nil
 }
 
+// PauseSandbox pauses one sandbox. It is served while the edge drains too.
+func (v service) PauseSandbox(ctx context.Context, req *connect.Request[dsecv1.PauseRequest]) (*connect.Response[dsecv1.PauseResponse], error) {
+	s, err := v.find(req.Header().Get(projectHeader), req.Msg.SandboxId)
+	if err != nil {
+		return nil, err
+	}
+	o, err := v.e.pauseOptions("options.", req.Msg.Options)
+	if err != nil {
+		return nil, err
+	}
+	if err := v.e.beginEnd(); err != nil {
+		return nil, err
+	}
+	defer v.e.end()
+	if err := v.e.pauseFor(ctx, s, o, req.Msg.Options.GetWait()); err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&dsecv1.PauseResponse{Sandbox: v.e.proto(s)}), nil
+}
+
+// ResumeSandbox has one sandbox go on.
+func (v service) ResumeSandbox(ctx context.Context, req *connect.Request[dsecv1.ResumeRequest]) (*connect.Response[dsecv1.ResumeResponse], error) {
+	s, err := v.find(req.Header().Get(projectHeader), req.Msg.SandboxId)
+	if err != nil {
+		return nil, err
+	}
+	if err := v.e.beginEnd(); err != nil {
+		return nil, err
+	}
+	defer v.e.end()
+	if err := v.e.resume(ctx, s); err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&dsecv1.ResumeResponse{Sandbox: v.e.proto(s)}), nil
+}
+
 // GetUsage tells what a sandbox uses.
 func (v service) GetUsage(ctx context.Context, req *connect.Request[dsecv1.UsageRequest]) (*connect.Response[dsecv1.UsageResponse], error) {
 	s, err := v.find(req.Header().Get(projectHeader), req.Msg.SandboxId)
@@ -265,7 +301,7 @@ func (v service) GetUsage(ctx context.Context, req *connect.Request[dsecv1.Usage
 		return nil, err
 	}
 	s.mu.Lock()
-	inst, spec, serr := s.instance, s.spec, s.notRunning()
+	inst, spec, serr := s.instance, s.spec, s.notLive()
 	s.mu.Unlock()
 	if serr != nil {
 		return nil, serr

@@ -164,6 +164,21 @@ func list[T any](ctx context.Context, s *Store, prefix string) (map[string]T, in
 	return docs, res.Header.Revision, nil
 }
 
+// Get reads the document under key, with the store's revision by which it is so.
+func Get[T any](ctx context.Context, s *Store, key string) (v T, rev int64, ok bool, err error) {
+	res, err := s.client.Get(ctx, root+key)
+	if err != nil {
+		return v, 0, false, unreachable(err)
+	}
+	if len(res.Kvs) == 0 {
+		return v, res.Header.Revision, false, nil
+	}
+	if err := json.Unmarshal(res.Kvs[0].Value, &v); err != nil {
+		return v, 0, false, dsec.Errorf(dsec.CodeInternal, "the document %s in the store is damaged", key)
+	}
+	return v, res.Header.Revision, true, nil
+}
+
 // Put writes a document and returns its revision, which a Cache can wait for.
 func Put[T any](ctx context.Context, s *Store, key string, v T) (int64, error) {
 	data, err := json.Marshal(v)

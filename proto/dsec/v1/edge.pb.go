@@ -476,6 +476,112 @@ func (x *FindRequestResponse) GetSandboxId() string {
 	return ""
 }
 
+type ApplyToJobRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Job   string                 `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
+	// pause, resume or kill
+	Action string `protobuf:"bytes,2,opt,name=action,proto3" json:"action,omitempty"`
+	// Of pause.
+	Pause         *PauseOptions `protobuf:"bytes,3,opt,name=pause,proto3" json:"pause,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ApplyToJobRequest) Reset() {
+	*x = ApplyToJobRequest{}
+	mi := &file_dsec_v1_edge_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ApplyToJobRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ApplyToJobRequest) ProtoMessage() {}
+
+func (x *ApplyToJobRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_edge_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ApplyToJobRequest.ProtoReflect.Descriptor instead.
+func (*ApplyToJobRequest) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *ApplyToJobRequest) GetJob() string {
+	if x != nil {
+		return x.Job
+	}
+	return ""
+}
+
+func (x *ApplyToJobRequest) GetAction() string {
+	if x != nil {
+		return x.Action
+	}
+	return ""
+}
+
+func (x *ApplyToJobRequest) GetPause() *PauseOptions {
+	if x != nil {
+		return x.Pause
+	}
+	return nil
+}
+
+type ApplyToJobResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Items         []*JobItem             `protobuf:"bytes,1,rep,name=items,proto3" json:"items,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ApplyToJobResponse) Reset() {
+	*x = ApplyToJobResponse{}
+	mi := &file_dsec_v1_edge_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ApplyToJobResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ApplyToJobResponse) ProtoMessage() {}
+
+func (x *ApplyToJobResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_edge_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ApplyToJobResponse.ProtoReflect.Descriptor instead.
+func (*ApplyToJobResponse) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *ApplyToJobResponse) GetItems() []*JobItem {
+	if x != nil {
+		return x.Items
+	}
+	return nil
+}
+
 type ResolveImageResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// As it is kept in Layer.origin.
@@ -486,7 +592,7 @@ type ResolveImageResponse struct {
 
 func (x *ResolveImageResponse) Reset() {
 	*x = ResolveImageResponse{}
-	mi := &file_dsec_v1_edge_proto_msgTypes[8]
+	mi := &file_dsec_v1_edge_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -498,7 +604,7 @@ func (x *ResolveImageResponse) String() string {
 func (*ResolveImageResponse) ProtoMessage() {}
 
 func (x *ResolveImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_edge_proto_msgTypes[8]
+	mi := &file_dsec_v1_edge_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -511,7 +617,7 @@ func (x *ResolveImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResolveImageResponse.ProtoReflect.Descriptor instead.
 func (*ResolveImageResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{8}
+	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ResolveImageResponse) GetOrigin() *LayerOrigin {
@@ -531,7 +637,7 @@ type ClaimLayersRequest struct {
 
 func (x *ClaimLayersRequest) Reset() {
 	*x = ClaimLayersRequest{}
-	mi := &file_dsec_v1_edge_proto_msgTypes[9]
+	mi := &file_dsec_v1_edge_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -543,7 +649,7 @@ func (x *ClaimLayersRequest) String() string {
 func (*ClaimLayersRequest) ProtoMessage() {}
 
 func (x *ClaimLayersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_edge_proto_msgTypes[9]
+	mi := &file_dsec_v1_edge_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -556,7 +662,7 @@ func (x *ClaimLayersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimLayersRequest.ProtoReflect.Descriptor instead.
 func (*ClaimLayersRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{9}
+	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ClaimLayersRequest) GetUnit() string {
@@ -574,7 +680,7 @@ type ClaimLayersResponse struct {
 
 func (x *ClaimLayersResponse) Reset() {
 	*x = ClaimLayersResponse{}
-	mi := &file_dsec_v1_edge_proto_msgTypes[10]
+	mi := &file_dsec_v1_edge_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -586,7 +692,7 @@ func (x *ClaimLayersResponse) String() string {
 func (*ClaimLayersResponse) ProtoMessage() {}
 
 func (x *ClaimLayersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_edge_proto_msgTypes[10]
+	mi := &file_dsec_v1_edge_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -599,7 +705,7 @@ func (x *ClaimLayersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimLayersResponse.ProtoReflect.Descriptor instead.
 func (*ClaimLayersResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{10}
+	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{12}
 }
 
 type DropLayerRequest struct {
@@ -613,7 +719,7 @@ type DropLayerRequest struct {
 
 func (x *DropLayerRequest) Reset() {
 	*x = DropLayerRequest{}
-	mi := &file_dsec_v1_edge_proto_msgTypes[11]
+	mi := &file_dsec_v1_edge_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -625,7 +731,7 @@ func (x *DropLayerRequest) String() string {
 func (*DropLayerRequest) ProtoMessage() {}
 
 func (x *DropLayerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_edge_proto_msgTypes[11]
+	mi := &file_dsec_v1_edge_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -638,7 +744,7 @@ func (x *DropLayerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropLayerRequest.ProtoReflect.Descriptor instead.
 func (*DropLayerRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{11}
+	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *DropLayerRequest) GetDigest() string {
@@ -663,7 +769,7 @@ type DropLayerResponse struct {
 
 func (x *DropLayerResponse) Reset() {
 	*x = DropLayerResponse{}
-	mi := &file_dsec_v1_edge_proto_msgTypes[12]
+	mi := &file_dsec_v1_edge_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -675,7 +781,7 @@ func (x *DropLayerResponse) String() string {
 func (*DropLayerResponse) ProtoMessage() {}
 
 func (x *DropLayerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_edge_proto_msgTypes[12]
+	mi := &file_dsec_v1_edge_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -688,7 +794,7 @@ func (x *DropLayerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropLayerResponse.ProtoReflect.Descriptor instead.
 func (*DropLayerResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{12}
+	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{14}
 }
 
 type SweepLayersRequest struct {
@@ -702,7 +808,7 @@ type SweepLayersRequest struct {
 
 func (x *SweepLayersRequest) Reset() {
 	*x = SweepLayersRequest{}
-	mi := &file_dsec_v1_edge_proto_msgTypes[13]
+	mi := &file_dsec_v1_edge_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -714,7 +820,7 @@ func (x *SweepLayersRequest) String() string {
 func (*SweepLayersRequest) ProtoMessage() {}
 
 func (x *SweepLayersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_edge_proto_msgTypes[13]
+	mi := &file_dsec_v1_edge_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -727,7 +833,7 @@ func (x *SweepLayersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SweepLayersRequest.ProtoReflect.Descriptor instead.
 func (*SweepLayersRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{13}
+	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *SweepLayersRequest) GetAge() *durationpb.Duration {
@@ -753,7 +859,7 @@ type SweepLayersResponse struct {
 
 func (x *SweepLayersResponse) Reset() {
 	*x = SweepLayersResponse{}
-	mi := &file_dsec_v1_edge_proto_msgTypes[14]
+	mi := &file_dsec_v1_edge_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -765,7 +871,7 @@ func (x *SweepLayersResponse) String() string {
 func (*SweepLayersResponse) ProtoMessage() {}
 
 func (x *SweepLayersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_edge_proto_msgTypes[14]
+	mi := &file_dsec_v1_edge_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -778,7 +884,7 @@ func (x *SweepLayersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SweepLayersResponse.ProtoReflect.Descriptor instead.
 func (*SweepLayersResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{14}
+	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *SweepLayersResponse) GetLayers() []*StoredLayer {
@@ -792,7 +898,7 @@ var File_dsec_v1_edge_proto protoreflect.FileDescriptor
 
 const file_dsec_v1_edge_proto_rawDesc = "" +
 	"\n" +
-	"\x12dsec/v1/edge.proto\x12\adsec.v1\x1a\x13dsec/v1/layer.proto\x1a\x15dsec/v1/sandbox.proto\x1a\x13dsec/v1/types.proto\x1a\x1egoogle/protobuf/duration.proto\"\r\n" +
+	"\x12dsec/v1/edge.proto\x12\adsec.v1\x1a\x11dsec/v1/job.proto\x1a\x13dsec/v1/layer.proto\x1a\x15dsec/v1/sandbox.proto\x1a\x13dsec/v1/types.proto\x1a\x1egoogle/protobuf/duration.proto\"\r\n" +
 	"\vInfoRequest\"\xdb\x02\n" +
 	"\fInfoResponse\x12\x17\n" +
 	"\aedge_id\x18\x01 \x01(\tR\x06edgeId\x12\x1f\n" +
@@ -826,7 +932,13 @@ const file_dsec_v1_edge_proto_rawDesc = "" +
 	"request_id\x18\x01 \x01(\tR\trequestId\"4\n" +
 	"\x13FindRequestResponse\x12\x1d\n" +
 	"\n" +
-	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\"D\n" +
+	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\"j\n" +
+	"\x11ApplyToJobRequest\x12\x10\n" +
+	"\x03job\x18\x01 \x01(\tR\x03job\x12\x16\n" +
+	"\x06action\x18\x02 \x01(\tR\x06action\x12+\n" +
+	"\x05pause\x18\x03 \x01(\v2\x15.dsec.v1.PauseOptionsR\x05pause\"<\n" +
+	"\x12ApplyToJobResponse\x12&\n" +
+	"\x05items\x18\x01 \x03(\v2\x10.dsec.v1.JobItemR\x05items\"D\n" +
 	"\x14ResolveImageResponse\x12,\n" +
 	"\x06origin\x18\x01 \x01(\v2\x14.dsec.v1.LayerOriginR\x06origin\"(\n" +
 	"\x12ClaimLayersRequest\x12\x12\n" +
@@ -840,7 +952,7 @@ const file_dsec_v1_edge_proto_rawDesc = "" +
 	"\x03age\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x03age\x12\x12\n" +
 	"\x04unit\x18\x02 \x01(\tR\x04unit\"C\n" +
 	"\x13SweepLayersResponse\x12,\n" +
-	"\x06layers\x18\x01 \x03(\v2\x14.dsec.v1.StoredLayerR\x06layers2\xae\t\n" +
+	"\x06layers\x18\x01 \x03(\v2\x14.dsec.v1.StoredLayerR\x06layers2\x85\v\n" +
 	"\vEdgeService\x128\n" +
 	"\x04Info\x12\x14.dsec.v1.InfoRequest\x1a\x15.dsec.v1.InfoResponse\"\x03\x90\x02\x02\x12T\n" +
 	"\x0fCreateSandboxes\x12\x1f.dsec.v1.CreateSandboxesRequest\x1a .dsec.v1.CreateSandboxesResponse\x12M\n" +
@@ -850,7 +962,11 @@ const file_dsec_v1_edge_proto_rawDesc = "" +
 	"\rListSandboxes\x12\x14.dsec.v1.ListRequest\x1a\x15.dsec.v1.ListResponse\"\x03\x90\x02\x02\x12?\n" +
 	"\vKillSandbox\x12\x14.dsec.v1.KillRequest\x1a\x15.dsec.v1.KillResponse\"\x03\x90\x02\x02\x12E\n" +
 	"\rExtendSandbox\x12\x16.dsec.v1.ExtendRequest\x1a\x17.dsec.v1.ExtendResponse\"\x03\x90\x02\x02\x12>\n" +
-	"\bGetUsage\x12\x15.dsec.v1.UsageRequest\x1a\x16.dsec.v1.UsageResponse\"\x03\x90\x02\x02\x12N\n" +
+	"\bGetUsage\x12\x15.dsec.v1.UsageRequest\x1a\x16.dsec.v1.UsageResponse\"\x03\x90\x02\x02\x12B\n" +
+	"\fPauseSandbox\x12\x15.dsec.v1.PauseRequest\x1a\x16.dsec.v1.PauseResponse\"\x03\x90\x02\x02\x12E\n" +
+	"\rResumeSandbox\x12\x16.dsec.v1.ResumeRequest\x1a\x17.dsec.v1.ResumeResponse\"\x03\x90\x02\x02\x12J\n" +
+	"\n" +
+	"ApplyToJob\x12\x1a.dsec.v1.ApplyToJobRequest\x1a\x1b.dsec.v1.ApplyToJobResponse\"\x03\x90\x02\x02\x12N\n" +
 	"\n" +
 	"BuildLayer\x12\x1b.dsec.v1.ImportLayerRequest\x1a\x1c.dsec.v1.ImportLayerResponse\"\x03\x90\x02\x02(\x01\x12M\n" +
 	"\fResolveImage\x12\x19.dsec.v1.PullLayerRequest\x1a\x1d.dsec.v1.ResolveImageResponse\"\x03\x90\x02\x02\x12I\n" +
@@ -873,7 +989,7 @@ func file_dsec_v1_edge_proto_rawDescGZIP() []byte {
 	return file_dsec_v1_edge_proto_rawDescData
 }
 
-var file_dsec_v1_edge_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
+var file_dsec_v1_edge_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
 var file_dsec_v1_edge_proto_goTypes = []any{
 	(*InfoRequest)(nil),             // 0: dsec.v1.InfoRequest
 	(*InfoResponse)(nil),            // 1: dsec.v1.InfoResponse
@@ -883,85 +999,101 @@ var file_dsec_v1_edge_proto_goTypes = []any{
 	(*CreateSandboxesResponse)(nil), // 5: dsec.v1.CreateSandboxesResponse
 	(*FindRequestRequest)(nil),      // 6: dsec.v1.FindRequestRequest
 	(*FindRequestResponse)(nil),     // 7: dsec.v1.FindRequestResponse
-	(*ResolveImageResponse)(nil),    // 8: dsec.v1.ResolveImageResponse
-	(*ClaimLayersRequest)(nil),      // 9: dsec.v1.ClaimLayersRequest
-	(*ClaimLayersResponse)(nil),     // 10: dsec.v1.ClaimLayersResponse
-	(*DropLayerRequest)(nil),        // 11: dsec.v1.DropLayerRequest
-	(*DropLayerResponse)(nil),       // 12: dsec.v1.DropLayerResponse
-	(*SweepLayersRequest)(nil),      // 13: dsec.v1.SweepLayersRequest
-	(*SweepLayersResponse)(nil),     // 14: dsec.v1.SweepLayersResponse
-	(*Limits)(nil),                  // 15: dsec.v1.Limits
-	(*CreateRequest)(nil),           // 16: dsec.v1.CreateRequest
-	(*BatchCreateItem)(nil),         // 17: dsec.v1.BatchCreateItem
-	(*LayerOrigin)(nil),             // 18: dsec.v1.LayerOrigin
-	(*durationpb.Duration)(nil),     // 19: google.protobuf.Duration
-	(*StoredLayer)(nil),             // 20: dsec.v1.StoredLayer
-	(*GetRequest)(nil),              // 21: dsec.v1.GetRequest
-	(*ListRequest)(nil),             // 22: dsec.v1.ListRequest
-	(*KillRequest)(nil),             // 23: dsec.v1.KillRequest
-	(*ExtendRequest)(nil),           // 24: dsec.v1.ExtendRequest
-	(*UsageRequest)(nil),            // 25: dsec.v1.UsageRequest
-	(*ImportLayerRequest)(nil),      // 26: dsec.v1.ImportLayerRequest
-	(*PullLayerRequest)(nil),        // 27: dsec.v1.PullLayerRequest
-	(*ExportLayerRequest)(nil),      // 28: dsec.v1.ExportLayerRequest
-	(*PrefetchLayerRequest)(nil),    // 29: dsec.v1.PrefetchLayerRequest
-	(*GetResponse)(nil),             // 30: dsec.v1.GetResponse
-	(*ListResponse)(nil),            // 31: dsec.v1.ListResponse
-	(*KillResponse)(nil),            // 32: dsec.v1.KillResponse
-	(*ExtendResponse)(nil),          // 33: dsec.v1.ExtendResponse
-	(*UsageResponse)(nil),           // 34: dsec.v1.UsageResponse
-	(*ImportLayerResponse)(nil),     // 35: dsec.v1.ImportLayerResponse
-	(*PullLayerResponse)(nil),       // 36: dsec.v1.PullLayerResponse
-	(*ExportLayerResponse)(nil),     // 37: dsec.v1.ExportLayerResponse
-	(*PrefetchLayerResponse)(nil),   // 38: dsec.v1.PrefetchLayerResponse
+	(*ApplyToJobRequest)(nil),       // 8: dsec.v1.ApplyToJobRequest
+	(*ApplyToJobResponse)(nil),      // 9: dsec.v1.ApplyToJobResponse
+	(*ResolveImageResponse)(nil),    // 10: dsec.v1.ResolveImageResponse
+	(*ClaimLayersRequest)(nil),      // 11: dsec.v1.ClaimLayersRequest
+	(*ClaimLayersResponse)(nil),     // 12: dsec.v1.ClaimLayersResponse
+	(*DropLayerRequest)(nil),        // 13: dsec.v1.DropLayerRequest
+	(*DropLayerResponse)(nil),       // 14: dsec.v1.DropLayerResponse
+	(*SweepLayersRequest)(nil),      // 15: dsec.v1.SweepLayersRequest
+	(*SweepLayersResponse)(nil),     // 16: dsec.v1.SweepLayersResponse
+	(*Limits)(nil),                  // 17: dsec.v1.Limits
+	(*CreateRequest)(nil),           // 18: dsec.v1.CreateRequest
+	(*BatchCreateItem)(nil),         // 19: dsec.v1.BatchCreateItem
+	(*PauseOptions)(nil),            // 20: dsec.v1.PauseOptions
+	(*JobItem)(nil),                 // 21: dsec.v1.JobItem
+	(*LayerOrigin)(nil),             // 22: dsec.v1.LayerOrigin
+	(*durationpb.Duration)(nil),     // 23: google.protobuf.Duration
+	(*StoredLayer)(nil),             // 24: dsec.v1.StoredLayer
+	(*GetRequest)(nil),              // 25: dsec.v1.GetRequest
+	(*ListRequest)(nil),             // 26: dsec.v1.ListRequest
+	(*KillRequest)(nil),             // 27: dsec.v1.KillRequest
+	(*ExtendRequest)(nil),           // 28: dsec.v1.ExtendRequest
+	(*UsageRequest)(nil),            // 29: dsec.v1.UsageRequest
+	(*PauseRequest)(nil),            // 30: dsec.v1.PauseRequest
+	(*ResumeRequest)(nil),           // 31: dsec.v1.ResumeRequest
+	(*ImportLayerRequest)(nil),      // 32: dsec.v1.ImportLayerRequest
+	(*PullLayerRequest)(nil),        // 33: dsec.v1.PullLayerRequest
+	(*ExportLayerRequest)(nil),      // 34: dsec.v1.ExportLayerRequest
+	(*PrefetchLayerRequest)(nil),    // 35: dsec.v1.PrefetchLayerRequest
+	(*GetResponse)(nil),             // 36: dsec.v1.GetResponse
+	(*ListResponse)(nil),            // 37: dsec.v1.ListResponse
+	(*KillResponse)(nil),            // 38: dsec.v1.KillResponse
+	(*ExtendResponse)(nil),          // 39: dsec.v1.ExtendResponse
+	(*UsageResponse)(nil),           // 40: dsec.v1.UsageResponse
+	(*PauseResponse)(nil),           // 41: dsec.v1.PauseResponse
+	(*ResumeResponse)(nil),          // 42: dsec.v1.ResumeResponse
+	(*ImportLayerResponse)(nil),     // 43: dsec.v1.ImportLayerResponse
+	(*PullLayerResponse)(nil),       // 44: dsec.v1.PullLayerResponse
+	(*ExportLayerResponse)(nil),     // 45: dsec.v1.ExportLayerResponse
+	(*PrefetchLayerResponse)(nil),   // 46: dsec.v1.PrefetchLayerResponse
 }
 var file_dsec_v1_edge_proto_depIdxs = []int32{
 	2,  // 0: dsec.v1.InfoResponse.backends:type_name -> dsec.v1.BackendInfo
-	15, // 1: dsec.v1.InfoResponse.default_limits:type_name -> dsec.v1.Limits
-	15, // 2: dsec.v1.InfoResponse.max_limits:type_name -> dsec.v1.Limits
+	17, // 1: dsec.v1.InfoResponse.default_limits:type_name -> dsec.v1.Limits
+	17, // 2: dsec.v1.InfoResponse.max_limits:type_name -> dsec.v1.Limits
 	4,  // 3: dsec.v1.CreateSandboxesRequest.items:type_name -> dsec.v1.CreateSandboxesItem
-	16, // 4: dsec.v1.CreateSandboxesItem.request:type_name -> dsec.v1.CreateRequest
-	17, // 5: dsec.v1.CreateSandboxesResponse.items:type_name -> dsec.v1.BatchCreateItem
-	18, // 6: dsec.v1.ResolveImageResponse.origin:type_name -> dsec.v1.LayerOrigin
-	19, // 7: dsec.v1.SweepLayersRequest.age:type_name -> google.protobuf.Duration
-	20, // 8: dsec.v1.SweepLayersResponse.layers:type_name -> dsec.v1.StoredLayer
-	0,  // 9: dsec.v1.EdgeService.Info:input_type -> dsec.v1.InfoRequest
-	3,  // 10: dsec.v1.EdgeService.CreateSandboxes:input_type -> dsec.v1.CreateSandboxesRequest
-	6,  // 11: dsec.v1.EdgeService.FindRequest:input_type -> dsec.v1.FindRequestRequest
-	21, // 12: dsec.v1.EdgeService.GetSandbox:input_type -> dsec.v1.GetRequest
-	22, // 13: dsec.v1.EdgeService.ListSandboxes:input_type -> dsec.v1.ListRequest
-	23, // 14: dsec.v1.EdgeService.KillSandbox:input_type -> dsec.v1.KillRequest
-	24, // 15: dsec.v1.EdgeService.ExtendSandbox:input_type -> dsec.v1.ExtendRequest
-	25, // 16: dsec.v1.EdgeService.GetUsage:input_type -> dsec.v1.UsageRequest
-	26, // 17: dsec.v1.EdgeService.BuildLayer:input_type -> dsec.v1.ImportLayerRequest
-	27, // 18: dsec.v1.EdgeService.ResolveImage:input_type -> dsec.v1.PullLayerRequest
-	27, // 19: dsec.v1.EdgeService.PullLayer:input_type -> dsec.v1.PullLayerRequest
-	28, // 20: dsec.v1.EdgeService.ExportLayer:input_type -> dsec.v1.ExportLayerRequest
-	29, // 21: dsec.v1.EdgeService.PrefetchLayer:input_type -> dsec.v1.PrefetchLayerRequest
-	9,  // 22: dsec.v1.EdgeService.ClaimLayers:input_type -> dsec.v1.ClaimLayersRequest
-	11, // 23: dsec.v1.EdgeService.DropLayer:input_type -> dsec.v1.DropLayerRequest
-	13, // 24: dsec.v1.EdgeService.SweepLayers:input_type -> dsec.v1.SweepLayersRequest
-	1,  // 25: dsec.v1.EdgeService.Info:output_type -> dsec.v1.InfoResponse
-	5,  // 26: dsec.v1.EdgeService.CreateSandboxes:output_type -> dsec.v1.CreateSandboxesResponse
-	7,  // 27: dsec.v1.EdgeService.FindRequest:output_type -> dsec.v1.FindRequestResponse
-	30, // 28: dsec.v1.EdgeService.GetSandbox:output_type -> dsec.v1.GetResponse
-	31, // 29: dsec.v1.EdgeService.ListSandboxes:output_type -> dsec.v1.ListResponse
-	32, // 30: dsec.v1.EdgeService.KillSandbox:output_type -> dsec.v1.KillResponse
-	33, // 31: dsec.v1.EdgeService.ExtendSandbox:output_type -> dsec.v1.ExtendResponse
-	34, // 32: dsec.v1.EdgeService.GetUsage:output_type -> dsec.v1.UsageResponse
-	35, // 33: dsec.v1.EdgeService.BuildLayer:output_type -> dsec.v1.ImportLayerResponse
-	8,  // 34: dsec.v1.EdgeService.ResolveImage:output_type -> dsec.v1.ResolveImageResponse
-	36, // 35: dsec.v1.EdgeService.PullLayer:output_type -> dsec.v1.PullLayerResponse
-	37, // 36: dsec.v1.EdgeService.ExportLayer:output_type -> dsec.v1.ExportLayerResponse
-	38, // 37: dsec.v1.EdgeService.PrefetchLayer:output_type -> dsec.v1.PrefetchLayerResponse
-	10, // 38: dsec.v1.EdgeService.ClaimLayers:output_type -> dsec.v1.ClaimLayersResponse
-	12, // 39: dsec.v1.EdgeService.DropLayer:output_type -> dsec.v1.DropLayerResponse
-	14, // 40: dsec.v1.EdgeService.SweepLayers:output_type -> dsec.v1.SweepLayersResponse
-	25, // [25:41] is the sub-list for method output_type
-	9,  // [9:25] is the sub-list for method input_type
-	9,  // [9:9] is the sub-list for extension type_name
-	9,  // [9:9] is the sub-list for extension extendee
-	0,  // [0:9] is the sub-list for field type_name
+	18, // 4: dsec.v1.CreateSandboxesItem.request:type_name -> dsec.v1.CreateRequest
+	19, // 5: dsec.v1.CreateSandboxesResponse.items:type_name -> dsec.v1.BatchCreateItem
+	20, // 6: dsec.v1.ApplyToJobRequest.pause:type_name -> dsec.v1.PauseOptions
+	21, // 7: dsec.v1.ApplyToJobResponse.items:type_name -> dsec.v1.JobItem
+	22, // 8: dsec.v1.ResolveImageResponse.origin:type_name -> dsec.v1.LayerOrigin
+	23, // 9: dsec.v1.SweepLayersRequest.age:type_name -> google.protobuf.Duration
+	24, // 10: dsec.v1.SweepLayersResponse.layers:type_name -> dsec.v1.StoredLayer
+	0,  // 11: dsec.v1.EdgeService.Info:input_type -> dsec.v1.InfoRequest
+	3,  // 12: dsec.v1.EdgeService.CreateSandboxes:input_type -> dsec.v1.CreateSandboxesRequest
+	6,  // 13: dsec.v1.EdgeService.FindRequest:input_type -> dsec.v1.FindRequestRequest
+	25, // 14: dsec.v1.EdgeService.GetSandbox:input_type -> dsec.v1.GetRequest
+	26, // 15: dsec.v1.EdgeService.ListSandboxes:input_type -> dsec.v1.ListRequest
+	27, // 16: dsec.v1.EdgeService.KillSandbox:input_type -> dsec.v1.KillRequest
+	28, // 17: dsec.v1.EdgeService.ExtendSandbox:input_type -> dsec.v1.ExtendRequest
+	29, // 18: dsec.v1.EdgeService.GetUsage:input_type -> dsec.v1.UsageRequest
+	30, // 19: dsec.v1.EdgeService.PauseSandbox:input_type -> dsec.v1.PauseRequest
+	31, // 20: dsec.v1.EdgeService.ResumeSandbox:input_type -> dsec.v1.ResumeRequest
+	8,  // 21: dsec.v1.EdgeService.ApplyToJob:input_type -> dsec.v1.ApplyToJobRequest
+	32, // 22: dsec.v1.EdgeService.BuildLayer:input_type -> dsec.v1.ImportLayerRequest
+	33, // 23: dsec.v1.EdgeService.ResolveImage:input_type -> dsec.v1.PullLayerRequest
+	33, // 24: dsec.v1.EdgeService.PullLayer:input_type -> dsec.v1.PullLayerRequest
+	34, // 25: dsec.v1.EdgeService.ExportLayer:input_type -> dsec.v1.ExportLayerRequest
+	35, // 26: dsec.v1.EdgeService.PrefetchLayer:input_type -> dsec.v1.PrefetchLayerRequest
+	11, // 27: dsec.v1.EdgeService.ClaimLayers:input_type -> dsec.v1.ClaimLayersRequest
+	13, // 28: dsec.v1.EdgeService.DropLayer:input_type -> dsec.v1.DropLayerRequest
+	15, // 29: dsec.v1.EdgeService.SweepLayers:input_type -> dsec.v1.SweepLayersRequest
+	1,  // 30: dsec.v1.EdgeService.Info:output_type -> dsec.v1.InfoResponse
+	5,  // 31: dsec.v1.EdgeService.CreateSandboxes:output_type -> dsec.v1.CreateSandboxesResponse
+	7,  // 32: dsec.v1.EdgeService.FindRequest:output_type -> dsec.v1.FindRequestResponse
+	36, // 33: dsec.v1.EdgeService.GetSandbox:output_type -> dsec.v1.GetResponse
+	37, // 34: dsec.v1.EdgeService.ListSandboxes:output_type -> dsec.v1.ListResponse
+	38, // 35: dsec.v1.EdgeService.KillSandbox:output_type -> dsec.v1.KillResponse
+	39, // 36: dsec.v1.EdgeService.ExtendSandbox:output_type -> dsec.v1.ExtendResponse
+	40, // 37: dsec.v1.EdgeService.GetUsage:output_type -> dsec.v1.UsageResponse
+	41, // 38: dsec.v1.EdgeService.PauseSandbox:output_type -> dsec.v1.PauseResponse
+	42, // 39: dsec.v1.EdgeService.ResumeSandbox:output_type -> dsec.v1.ResumeResponse
+	9,  // 40: dsec.v1.EdgeService.ApplyToJob:output_type -> dsec.v1.ApplyToJobResponse
+	43, // 41: dsec.v1.EdgeService.BuildLayer:output_type -> dsec.v1.ImportLayerResponse
+	10, // 42: dsec.v1.EdgeService.ResolveImage:output_type -> dsec.v1.ResolveImageResponse
+	44, // 43: dsec.v1.EdgeService.PullLayer:output_type -> dsec.v1.PullLayerResponse
+	45, // 44: dsec.v1.EdgeService.ExportLayer:output_type -> dsec.v1.ExportLayerResponse
+	46, // 45: dsec.v1.EdgeService.PrefetchLayer:output_type -> dsec.v1.PrefetchLayerResponse
+	12, // 46: dsec.v1.EdgeService.ClaimLayers:output_type -> dsec.v1.ClaimLayersResponse
+	14, // 47: dsec.v1.EdgeService.DropLayer:output_type -> dsec.v1.DropLayerResponse
+	16, // 48: dsec.v1.EdgeService.SweepLayers:output_type -> dsec.v1.SweepLayersResponse
+	30, // [30:49] is the sub-list for method output_type
+	11, // [11:30] is the sub-list for method input_type
+	11, // [11:11] is the sub-list for extension type_name
+	11, // [11:11] is the sub-list for extension extendee
+	0,  // [0:11] is the sub-list for field type_name
 }
 
 func init() { file_dsec_v1_edge_proto_init() }
@@ -969,6 +1101,7 @@ func file_dsec_v1_edge_proto_init() {
 	if File_dsec_v1_edge_proto != nil {
 		return
 	}
+	file_dsec_v1_job_proto_init()
 	file_dsec_v1_layer_proto_init()
 	file_dsec_v1_sandbox_proto_init()
 	file_dsec_v1_types_proto_init()
@@ -978,7 +1111,7 @@ func file_dsec_v1_edge_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dsec_v1_edge_proto_rawDesc), len(file_dsec_v1_edge_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   15,
+			NumMessages:   17,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

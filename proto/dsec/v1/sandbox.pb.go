@@ -52,7 +52,9 @@ type CreateRequest struct {
 	// What the caller takes each of the layers for, in their order: base, workspace or
 	// toolkit; empty, and what is missing at the end, is any. A layer of another kind is
 	// `invalid`.
-	LayerKinds    []string `protobuf:"bytes,13,rep,name=layer_kinds,json=layerKinds,proto3" json:"layer_kinds,omitempty"`
+	LayerKinds []string `protobuf:"bytes,13,rep,name=layer_kinds,json=layerKinds,proto3" json:"layer_kinds,omitempty"`
+	// What is done after idle_timeout: kill (default) or pause.
+	IdleAction    string `protobuf:"bytes,14,opt,name=idle_action,json=idleAction,proto3" json:"idle_action,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -176,6 +178,13 @@ func (x *CreateRequest) GetLayerKinds() []string {
 		return x.LayerKinds
 	}
 	return nil
+}
+
+func (x *CreateRequest) GetIdleAction() string {
+	if x != nil {
+		return x.IdleAction
+	}
+	return ""
 }
 
 type CreateResponse struct {
@@ -973,11 +982,259 @@ func (x *UsageResponse) GetAt() *timestamppb.Timestamp {
 	return nil
 }
 
+// PauseOptions say what holds while a sandbox is paused.
+type PauseOptions struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Return only once its memory was moved out, as far as that goes.
+	Wait bool `protobuf:"varint,1,opt,name=wait,proto3" json:"wait,omitempty"`
+	// Kill it when it has been paused for that long. Unset: the server's default; 0s: never.
+	MaxPaused *durationpb.Duration `protobuf:"bytes,2,opt,name=max_paused,json=maxPaused,proto3" json:"max_paused,omitempty"`
+	// Its maximum lifetime runs on while it is paused.
+	CountLifetime bool `protobuf:"varint,3,opt,name=count_lifetime,json=countLifetime,proto3" json:"count_lifetime,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PauseOptions) Reset() {
+	*x = PauseOptions{}
+	mi := &file_dsec_v1_sandbox_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PauseOptions) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PauseOptions) ProtoMessage() {}
+
+func (x *PauseOptions) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_sandbox_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PauseOptions.ProtoReflect.Descriptor instead.
+func (*PauseOptions) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_sandbox_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *PauseOptions) GetWait() bool {
+	if x != nil {
+		return x.Wait
+	}
+	return false
+}
+
+func (x *PauseOptions) GetMaxPaused() *durationpb.Duration {
+	if x != nil {
+		return x.MaxPaused
+	}
+	return nil
+}
+
+func (x *PauseOptions) GetCountLifetime() bool {
+	if x != nil {
+		return x.CountLifetime
+	}
+	return false
+}
+
+type PauseRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	SandboxId     string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	Options       *PauseOptions          `protobuf:"bytes,2,opt,name=options,proto3" json:"options,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PauseRequest) Reset() {
+	*x = PauseRequest{}
+	mi := &file_dsec_v1_sandbox_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PauseRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PauseRequest) ProtoMessage() {}
+
+func (x *PauseRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_sandbox_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PauseRequest.ProtoReflect.Descriptor instead.
+func (*PauseRequest) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_sandbox_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *PauseRequest) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+func (x *PauseRequest) GetOptions() *PauseOptions {
+	if x != nil {
+		return x.Options
+	}
+	return nil
+}
+
+type PauseResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Sandbox       *Sandbox               `protobuf:"bytes,1,opt,name=sandbox,proto3" json:"sandbox,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PauseResponse) Reset() {
+	*x = PauseResponse{}
+	mi := &file_dsec_v1_sandbox_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PauseResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PauseResponse) ProtoMessage() {}
+
+func (x *PauseResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_sandbox_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PauseResponse.ProtoReflect.Descriptor instead.
+func (*PauseResponse) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_sandbox_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *PauseResponse) GetSandbox() *Sandbox {
+	if x != nil {
+		return x.Sandbox
+	}
+	return nil
+}
+
+type ResumeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	SandboxId     string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResumeRequest) Reset() {
+	*x = ResumeRequest{}
+	mi := &file_dsec_v1_sandbox_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResumeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResumeRequest) ProtoMessage() {}
+
+func (x *ResumeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_sandbox_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResumeRequest.ProtoReflect.Descriptor instead.
+func (*ResumeRequest) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_sandbox_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *ResumeRequest) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+type ResumeResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Sandbox       *Sandbox               `protobuf:"bytes,1,opt,name=sandbox,proto3" json:"sandbox,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResumeResponse) Reset() {
+	*x = ResumeResponse{}
+	mi := &file_dsec_v1_sandbox_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResumeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResumeResponse) ProtoMessage() {}
+
+func (x *ResumeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_sandbox_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResumeResponse.ProtoReflect.Descriptor instead.
+func (*ResumeResponse) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_sandbox_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *ResumeResponse) GetSandbox() *Sandbox {
+	if x != nil {
+		return x.Sandbox
+	}
+	return nil
+}
+
 var File_dsec_v1_sandbox_proto protoreflect.FileDescriptor
 
 const file_dsec_v1_sandbox_proto_rawDesc = "" +
 	"\n" +
-	"\x15dsec/v1/sandbox.proto\x12\adsec.v1\x1a\x13dsec/v1/types.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xd8\x05\n" +
+	"\x15dsec/v1/sandbox.proto\x12\adsec.v1\x1a\x13dsec/v1/types.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xf9\x05\n" +
 	"\rCreateRequest\x12\x18\n" +
 	"\abackend\x18\x01 \x01(\tR\abackend\x12\x16\n" +
 	"\x06layers\x18\x02 \x03(\tR\x06layers\x12'\n" +
@@ -994,7 +1251,9 @@ const file_dsec_v1_sandbox_proto_rawDesc = "" +
 	"request_id\x18\v \x01(\tR\trequestId\x12M\n" +
 	"\rnetwork_rules\x18\f \x03(\v2(.dsec.v1.CreateRequest.NetworkRulesEntryR\fnetworkRules\x12\x1f\n" +
 	"\vlayer_kinds\x18\r \x03(\tR\n" +
-	"layerKinds\x1a6\n" +
+	"layerKinds\x12\x1f\n" +
+	"\vidle_action\x18\x0e \x01(\tR\n" +
+	"idleAction\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a9\n" +
@@ -1055,7 +1314,23 @@ const file_dsec_v1_sandbox_proto_rawDesc = "" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\"a\n" +
 	"\rUsageResponse\x12$\n" +
 	"\x05usage\x18\x01 \x01(\v2\x0e.dsec.v1.UsageR\x05usage\x12*\n" +
-	"\x02at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x02at2\xbd\x03\n" +
+	"\x02at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\"\x83\x01\n" +
+	"\fPauseOptions\x12\x12\n" +
+	"\x04wait\x18\x01 \x01(\bR\x04wait\x128\n" +
+	"\n" +
+	"max_paused\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\tmaxPaused\x12%\n" +
+	"\x0ecount_lifetime\x18\x03 \x01(\bR\rcountLifetime\"^\n" +
+	"\fPauseRequest\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12/\n" +
+	"\aoptions\x18\x02 \x01(\v2\x15.dsec.v1.PauseOptionsR\aoptions\";\n" +
+	"\rPauseResponse\x12*\n" +
+	"\asandbox\x18\x01 \x01(\v2\x10.dsec.v1.SandboxR\asandbox\".\n" +
+	"\rResumeRequest\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\"<\n" +
+	"\x0eResumeResponse\x12*\n" +
+	"\asandbox\x18\x01 \x01(\v2\x10.dsec.v1.SandboxR\asandbox2\xba\x04\n" +
 	"\x0eSandboxService\x129\n" +
 	"\x06Create\x12\x16.dsec.v1.CreateRequest\x1a\x17.dsec.v1.CreateResponse\x12H\n" +
 	"\vBatchCreate\x12\x1b.dsec.v1.BatchCreateRequest\x1a\x1c.dsec.v1.BatchCreateResponse\x125\n" +
@@ -1063,7 +1338,9 @@ const file_dsec_v1_sandbox_proto_rawDesc = "" +
 	"\x04List\x12\x14.dsec.v1.ListRequest\x1a\x15.dsec.v1.ListResponse\"\x03\x90\x02\x02\x128\n" +
 	"\x04Kill\x12\x14.dsec.v1.KillRequest\x1a\x15.dsec.v1.KillResponse\"\x03\x90\x02\x02\x12>\n" +
 	"\x06Extend\x12\x16.dsec.v1.ExtendRequest\x1a\x17.dsec.v1.ExtendResponse\"\x03\x90\x02\x02\x12;\n" +
-	"\x05Usage\x12\x15.dsec.v1.UsageRequest\x1a\x16.dsec.v1.UsageResponse\"\x03\x90\x02\x02B/Z-github.com/opendsec/dsec/proto/dsec/v1;dsecv1b\x06proto3"
+	"\x05Usage\x12\x15.dsec.v1.UsageRequest\x1a\x16.dsec.v1.UsageResponse\"\x03\x90\x02\x02\x12;\n" +
+	"\x05Pause\x12\x15.dsec.v1.PauseRequest\x1a\x16.dsec.v1.PauseResponse\"\x03\x90\x02\x02\x12>\n" +
+	"\x06Resume\x12\x16.dsec.v1.ResumeRequest\x1a\x17.dsec.v1.ResumeResponse\"\x03\x90\x02\x02B/Z-github.com/opendsec/dsec/proto/dsec/v1;dsecv1b\x06proto3"
 
 var (
 	file_dsec_v1_sandbox_proto_rawDescOnce sync.Once
@@ -1077,7 +1354,7 @@ func file_dsec_v1_sandbox_proto_rawDescGZIP() []byte {
 	return file_dsec_v1_sandbox_proto_rawDescData
 }
 
-var file_dsec_v1_sandbox_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
+var file_dsec_v1_sandbox_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
 var file_dsec_v1_sandbox_proto_goTypes = []any{
 	(*CreateRequest)(nil),         // 0: dsec.v1.CreateRequest
 	(*CreateResponse)(nil),        // 1: dsec.v1.CreateResponse
@@ -1095,57 +1372,70 @@ var file_dsec_v1_sandbox_proto_goTypes = []any{
 	(*ExtendResponse)(nil),        // 13: dsec.v1.ExtendResponse
 	(*UsageRequest)(nil),          // 14: dsec.v1.UsageRequest
 	(*UsageResponse)(nil),         // 15: dsec.v1.UsageResponse
-	nil,                           // 16: dsec.v1.CreateRequest.EnvEntry
-	nil,                           // 17: dsec.v1.CreateRequest.LabelsEntry
-	nil,                           // 18: dsec.v1.CreateRequest.NetworkRulesEntry
-	nil,                           // 19: dsec.v1.ListRequest.LabelsEntry
-	(*Limits)(nil),                // 20: dsec.v1.Limits
-	(*durationpb.Duration)(nil),   // 21: google.protobuf.Duration
-	(*Sandbox)(nil),               // 22: dsec.v1.Sandbox
-	(*ErrorDetail)(nil),           // 23: dsec.v1.ErrorDetail
-	(*Usage)(nil),                 // 24: dsec.v1.Usage
-	(*timestamppb.Timestamp)(nil), // 25: google.protobuf.Timestamp
+	(*PauseOptions)(nil),          // 16: dsec.v1.PauseOptions
+	(*PauseRequest)(nil),          // 17: dsec.v1.PauseRequest
+	(*PauseResponse)(nil),         // 18: dsec.v1.PauseResponse
+	(*ResumeRequest)(nil),         // 19: dsec.v1.ResumeRequest
+	(*ResumeResponse)(nil),        // 20: dsec.v1.ResumeResponse
+	nil,                           // 21: dsec.v1.CreateRequest.EnvEntry
+	nil,                           // 22: dsec.v1.CreateRequest.LabelsEntry
+	nil,                           // 23: dsec.v1.CreateRequest.NetworkRulesEntry
+	nil,                           // 24: dsec.v1.ListRequest.LabelsEntry
+	(*Limits)(nil),                // 25: dsec.v1.Limits
+	(*durationpb.Duration)(nil),   // 26: google.protobuf.Duration
+	(*Sandbox)(nil),               // 27: dsec.v1.Sandbox
+	(*ErrorDetail)(nil),           // 28: dsec.v1.ErrorDetail
+	(*Usage)(nil),                 // 29: dsec.v1.Usage
+	(*timestamppb.Timestamp)(nil), // 30: google.protobuf.Timestamp
 }
 var file_dsec_v1_sandbox_proto_depIdxs = []int32{
-	20, // 0: dsec.v1.CreateRequest.limits:type_name -> dsec.v1.Limits
-	16, // 1: dsec.v1.CreateRequest.env:type_name -> dsec.v1.CreateRequest.EnvEntry
-	21, // 2: dsec.v1.CreateRequest.idle_timeout:type_name -> google.protobuf.Duration
-	21, // 3: dsec.v1.CreateRequest.max_lifetime:type_name -> google.protobuf.Duration
-	17, // 4: dsec.v1.CreateRequest.labels:type_name -> dsec.v1.CreateRequest.LabelsEntry
-	18, // 5: dsec.v1.CreateRequest.network_rules:type_name -> dsec.v1.CreateRequest.NetworkRulesEntry
-	22, // 6: dsec.v1.CreateResponse.sandbox:type_name -> dsec.v1.Sandbox
+	25, // 0: dsec.v1.CreateRequest.limits:type_name -> dsec.v1.Limits
+	21, // 1: dsec.v1.CreateRequest.env:type_name -> dsec.v1.CreateRequest.EnvEntry
+	26, // 2: dsec.v1.CreateRequest.idle_timeout:type_name -> google.protobuf.Duration
+	26, // 3: dsec.v1.CreateRequest.max_lifetime:type_name -> google.protobuf.Duration
+	22, // 4: dsec.v1.CreateRequest.labels:type_name -> dsec.v1.CreateRequest.LabelsEntry
+	23, // 5: dsec.v1.CreateRequest.network_rules:type_name -> dsec.v1.CreateRequest.NetworkRulesEntry
+	27, // 6: dsec.v1.CreateResponse.sandbox:type_name -> dsec.v1.Sandbox
 	0,  // 7: dsec.v1.BatchCreateRequest.template:type_name -> dsec.v1.CreateRequest
 	4,  // 8: dsec.v1.BatchCreateResponse.items:type_name -> dsec.v1.BatchCreateItem
 	1,  // 9: dsec.v1.BatchCreateItem.created:type_name -> dsec.v1.CreateResponse
 	5,  // 10: dsec.v1.BatchCreateItem.error:type_name -> dsec.v1.ItemError
-	23, // 11: dsec.v1.ItemError.detail:type_name -> dsec.v1.ErrorDetail
-	22, // 12: dsec.v1.GetResponse.sandbox:type_name -> dsec.v1.Sandbox
-	19, // 13: dsec.v1.ListRequest.labels:type_name -> dsec.v1.ListRequest.LabelsEntry
-	22, // 14: dsec.v1.ListResponse.sandboxes:type_name -> dsec.v1.Sandbox
-	21, // 15: dsec.v1.ExtendRequest.idle_timeout:type_name -> google.protobuf.Duration
-	21, // 16: dsec.v1.ExtendRequest.max_lifetime:type_name -> google.protobuf.Duration
-	22, // 17: dsec.v1.ExtendResponse.sandbox:type_name -> dsec.v1.Sandbox
-	24, // 18: dsec.v1.UsageResponse.usage:type_name -> dsec.v1.Usage
-	25, // 19: dsec.v1.UsageResponse.at:type_name -> google.protobuf.Timestamp
-	0,  // 20: dsec.v1.SandboxService.Create:input_type -> dsec.v1.CreateRequest
-	2,  // 21: dsec.v1.SandboxService.BatchCreate:input_type -> dsec.v1.BatchCreateRequest
-	6,  // 22: dsec.v1.SandboxService.Get:input_type -> dsec.v1.GetRequest
-	8,  // 23: dsec.v1.SandboxService.List:input_type -> dsec.v1.ListRequest
-	10, // 24: dsec.v1.SandboxService.Kill:input_type -> dsec.v1.KillRequest
-	12, // 25: dsec.v1.SandboxService.Extend:input_type -> dsec.v1.ExtendRequest
-	14, // 26: dsec.v1.SandboxService.Usage:input_type -> dsec.v1.UsageRequest
-	1,  // 27: dsec.v1.SandboxService.Create:output_type -> dsec.v1.CreateResponse
-	3,  // 28: dsec.v1.SandboxService.BatchCreate:output_type -> dsec.v1.BatchCreateResponse
-	7,  // 29: dsec.v1.SandboxService.Get:output_type -> dsec.v1.GetResponse
-	9,  // 30: dsec.v1.SandboxService.List:output_type -> dsec.v1.ListResponse
-	11, // 31: dsec.v1.SandboxService.Kill:output_type -> dsec.v1.KillResponse
-	13, // 32: dsec.v1.SandboxService.Extend:output_type -> dsec.v1.ExtendResponse
-	15, // 33: dsec.v1.SandboxService.Usage:output_type -> dsec.v1.UsageResponse
-	27, // [27:34] is the sub-list for method output_type
-	20, // [20:27] is the sub-list for method input_type
-	20, // [20:20] is the sub-list for extension type_name
-	20, // [20:20] is the sub-list for extension extendee
-	0,  // [0:20] is the sub-list for field type_name
+	28, // 11: dsec.v1.ItemError.detail:type_name -> dsec.v1.ErrorDetail
+	27, // 12: dsec.v1.GetResponse.sandbox:type_name -> dsec.v1.Sandbox
+	24, // 13: dsec.v1.ListRequest.labels:type_name -> dsec.v1.ListRequest.LabelsEntry
+	27, // 14: dsec.v1.ListResponse.sandboxes:type_name -> dsec.v1.Sandbox
+	26, // 15: dsec.v1.ExtendRequest.idle_timeout:type_name -> google.protobuf.Duration
+	26, // 16: dsec.v1.ExtendRequest.max_lifetime:type_name -> google.protobuf.Duration
+	27, // 17: dsec.v1.ExtendResponse.sandbox:type_name -> dsec.v1.Sandbox
+	29, // 18: dsec.v1.UsageResponse.usage:type_name -> dsec.v1.Usage
+	30, // 19: dsec.v1.UsageResponse.at:type_name -> google.protobuf.Timestamp
+	26, // 20: dsec.v1.PauseOptions.max_paused:type_name -> google.protobuf.Duration
+	16, // 21: dsec.v1.PauseRequest.options:type_name -> dsec.v1.PauseOptions
+	27, // 22: dsec.v1.PauseResponse.sandbox:type_name -> dsec.v1.Sandbox
+	27, // 23: dsec.v1.ResumeResponse.sandbox:type_name -> dsec.v1.Sandbox
+	0,  // 24: dsec.v1.SandboxService.Create:input_type -> dsec.v1.CreateRequest
+	2,  // 25: dsec.v1.SandboxService.BatchCreate:input_type -> dsec.v1.BatchCreateRequest
+	6,  // 26: dsec.v1.SandboxService.Get:input_type -> dsec.v1.GetRequest
+	8,  // 27: dsec.v1.SandboxService.List:input_type -> dsec.v1.ListRequest
+	10, // 28: dsec.v1.SandboxService.Kill:input_type -> dsec.v1.KillRequest
+	12, // 29: dsec.v1.SandboxService.Extend:input_type -> dsec.v1.ExtendRequest
+	14, // 30: dsec.v1.SandboxService.Usage:input_type -> dsec.v1.UsageRequest
+	17, // 31: dsec.v1.SandboxService.Pause:input_type -> dsec.v1.PauseRequest
+	19, // 32: dsec.v1.SandboxService.Resume:input_type -> dsec.v1.ResumeRequest
+	1,  // 33: dsec.v1.SandboxService.Create:output_type -> dsec.v1.CreateResponse
+	3,  // 34: dsec.v1.SandboxService.BatchCreate:output_type -> dsec.v1.BatchCreateResponse
+	7,  // 35: dsec.v1.SandboxService.Get:output_type -> dsec.v1.GetResponse
+	9,  // 36: dsec.v1.SandboxService.List:output_type -> dsec.v1.ListResponse
+	11, // 37: dsec.v1.SandboxService.Kill:output_type -> dsec.v1.KillResponse
+	13, // 38: dsec.v1.SandboxService.Extend:output_type -> dsec.v1.ExtendResponse
+	15, // 39: dsec.v1.SandboxService.Usage:output_type -> dsec.v1.UsageResponse
+	18, // 40: dsec.v1.SandboxService.Pause:output_type -> dsec.v1.PauseResponse
+	20, // 41: dsec.v1.SandboxService.Resume:output_type -> dsec.v1.ResumeResponse
+	33, // [33:42] is the sub-list for method output_type
+	24, // [24:33] is the sub-list for method input_type
+	24, // [24:24] is the sub-list for extension type_name
+	24, // [24:24] is the sub-list for extension extendee
+	0,  // [0:24] is the sub-list for field type_name
 }
 
 func init() { file_dsec_v1_sandbox_proto_init() }
@@ -1164,7 +1454,7 @@ func file_dsec_v1_sandbox_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dsec_v1_sandbox_proto_rawDesc), len(file_dsec_v1_sandbox_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   20,
+			NumMessages:   25,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -126,7 +126,11 @@ type Sandbox struct {
 	User       string                 `protobuf:"bytes,14,opt,name=user,proto3" json:"user,omitempty"`
 	Workdir    string                 `protobuf:"bytes,15,opt,name=workdir,proto3" json:"workdir,omitempty"`
 	// Names of the layers as the caller gave them, lowest first.
-	LayerNames    []string `protobuf:"bytes,16,rep,name=layer_names,json=layerNames,proto3" json:"layer_names,omitempty"`
+	LayerNames []string `protobuf:"bytes,16,rep,name=layer_names,json=layerNames,proto3" json:"layer_names,omitempty"`
+	// Set while state is paused.
+	Pause *Pause `protobuf:"bytes,17,opt,name=pause,proto3" json:"pause,omitempty"`
+	// What is done after idle_timeout: kill or pause.
+	IdleAction    string `protobuf:"bytes,18,opt,name=idle_action,json=idleAction,proto3" json:"idle_action,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -273,6 +277,101 @@ func (x *Sandbox) GetLayerNames() []string {
 	return nil
 }
 
+func (x *Sandbox) GetPause() *Pause {
+	if x != nil {
+		return x.Pause
+	}
+	return nil
+}
+
+func (x *Sandbox) GetIdleAction() string {
+	if x != nil {
+		return x.IdleAction
+	}
+	return ""
+}
+
+// Pause is what came of pausing a sandbox.
+type Pause struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Since *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=since,proto3" json:"since,omitempty"`
+	// Set once what it held of the node's memory was moved out, as far as that goes:
+	// what it held before, and what it holds now.
+	MemoryBeforeBytes *int64 `protobuf:"varint,2,opt,name=memory_before_bytes,json=memoryBeforeBytes,proto3,oneof" json:"memory_before_bytes,omitempty"`
+	MemoryBytes       *int64 `protobuf:"varint,3,opt,name=memory_bytes,json=memoryBytes,proto3,oneof" json:"memory_bytes,omitempty"`
+	// Why not all of it went, or none: the node has no swap, for one.
+	Note string `protobuf:"bytes,4,opt,name=note,proto3" json:"note,omitempty"`
+	// It is killed then. Unset: never.
+	Until         *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=until,proto3" json:"until,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Pause) Reset() {
+	*x = Pause{}
+	mi := &file_dsec_v1_types_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Pause) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Pause) ProtoMessage() {}
+
+func (x *Pause) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_types_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Pause.ProtoReflect.Descriptor instead.
+func (*Pause) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_types_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *Pause) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+func (x *Pause) GetMemoryBeforeBytes() int64 {
+	if x != nil && x.MemoryBeforeBytes != nil {
+		return *x.MemoryBeforeBytes
+	}
+	return 0
+}
+
+func (x *Pause) GetMemoryBytes() int64 {
+	if x != nil && x.MemoryBytes != nil {
+		return *x.MemoryBytes
+	}
+	return 0
+}
+
+func (x *Pause) GetNote() string {
+	if x != nil {
+		return x.Note
+	}
+	return ""
+}
+
+func (x *Pause) GetUntil() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Until
+	}
+	return nil
+}
+
 // Usage is what a sandbox uses now and has used so far.
 type Usage struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
@@ -293,7 +392,7 @@ type Usage struct {
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_dsec_v1_types_proto_msgTypes[2]
+	mi := &file_dsec_v1_types_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -305,7 +404,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_types_proto_msgTypes[2]
+	mi := &file_dsec_v1_types_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -318,7 +417,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_types_proto_rawDescGZIP(), []int{2}
+	return file_dsec_v1_types_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Usage) GetCpu() *durationpb.Duration {
@@ -412,7 +511,7 @@ type Outcome struct {
 
 func (x *Outcome) Reset() {
 	*x = Outcome{}
-	mi := &file_dsec_v1_types_proto_msgTypes[3]
+	mi := &file_dsec_v1_types_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -424,7 +523,7 @@ func (x *Outcome) String() string {
 func (*Outcome) ProtoMessage() {}
 
 func (x *Outcome) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_types_proto_msgTypes[3]
+	mi := &file_dsec_v1_types_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -437,7 +536,7 @@ func (x *Outcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Outcome.ProtoReflect.Descriptor instead.
 func (*Outcome) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_types_proto_rawDescGZIP(), []int{3}
+	return file_dsec_v1_types_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Outcome) GetEnd() isOutcome_End {
@@ -556,7 +655,7 @@ type ErrorDetail struct {
 
 func (x *ErrorDetail) Reset() {
 	*x = ErrorDetail{}
-	mi := &file_dsec_v1_types_proto_msgTypes[4]
+	mi := &file_dsec_v1_types_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -568,7 +667,7 @@ func (x *ErrorDetail) String() string {
 func (*ErrorDetail) ProtoMessage() {}
 
 func (x *ErrorDetail) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_types_proto_msgTypes[4]
+	mi := &file_dsec_v1_types_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -581,7 +680,7 @@ func (x *ErrorDetail) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ErrorDetail.ProtoReflect.Descriptor instead.
 func (*ErrorDetail) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_types_proto_rawDescGZIP(), []int{4}
+	return file_dsec_v1_types_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *ErrorDetail) GetCode() string {
@@ -617,7 +716,7 @@ const file_dsec_v1_types_proto_rawDesc = "" +
 	"disk_bytes\x18\x03 \x01(\x03R\tdiskBytes\x12\x1f\n" +
 	"\vdisk_inodes\x18\x04 \x01(\x03R\n" +
 	"diskInodes\x12\x12\n" +
-	"\x04pids\x18\x05 \x01(\x03R\x04pids\"\xf4\x04\n" +
+	"\x04pids\x18\x05 \x01(\x03R\x04pids\"\xbb\x05\n" +
 	"\aSandbox\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
 	"\abackend\x18\x02 \x01(\tR\abackend\x12\x14\n" +
@@ -638,10 +737,21 @@ const file_dsec_v1_types_proto_rawDesc = "" +
 	"\x04user\x18\x0e \x01(\tR\x04user\x12\x18\n" +
 	"\aworkdir\x18\x0f \x01(\tR\aworkdir\x12\x1f\n" +
 	"\vlayer_names\x18\x10 \x03(\tR\n" +
-	"layerNames\x1a9\n" +
+	"layerNames\x12$\n" +
+	"\x05pause\x18\x11 \x01(\v2\x0e.dsec.v1.PauseR\x05pause\x12\x1f\n" +
+	"\vidle_action\x18\x12 \x01(\tR\n" +
+	"idleAction\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xf2\x02\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x85\x02\n" +
+	"\x05Pause\x120\n" +
+	"\x05since\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x123\n" +
+	"\x13memory_before_bytes\x18\x02 \x01(\x03H\x00R\x11memoryBeforeBytes\x88\x01\x01\x12&\n" +
+	"\fmemory_bytes\x18\x03 \x01(\x03H\x01R\vmemoryBytes\x88\x01\x01\x12\x12\n" +
+	"\x04note\x18\x04 \x01(\tR\x04note\x120\n" +
+	"\x05until\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x05untilB\x16\n" +
+	"\x14_memory_before_bytesB\x0f\n" +
+	"\r_memory_bytes\"\xf2\x02\n" +
 	"\x05Usage\x12+\n" +
 	"\x03cpu\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x03cpu\x12>\n" +
 	"\rcpu_throttled\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\fcpuThrottled\x12!\n" +
@@ -685,35 +795,39 @@ func file_dsec_v1_types_proto_rawDescGZIP() []byte {
 	return file_dsec_v1_types_proto_rawDescData
 }
 
-var file_dsec_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 6)
+var file_dsec_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 7)
 var file_dsec_v1_types_proto_goTypes = []any{
 	(*Limits)(nil),                // 0: dsec.v1.Limits
 	(*Sandbox)(nil),               // 1: dsec.v1.Sandbox
-	(*Usage)(nil),                 // 2: dsec.v1.Usage
-	(*Outcome)(nil),               // 3: dsec.v1.Outcome
-	(*ErrorDetail)(nil),           // 4: dsec.v1.ErrorDetail
-	nil,                           // 5: dsec.v1.Sandbox.LabelsEntry
-	(*timestamppb.Timestamp)(nil), // 6: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 7: google.protobuf.Duration
+	(*Pause)(nil),                 // 2: dsec.v1.Pause
+	(*Usage)(nil),                 // 3: dsec.v1.Usage
+	(*Outcome)(nil),               // 4: dsec.v1.Outcome
+	(*ErrorDetail)(nil),           // 5: dsec.v1.ErrorDetail
+	nil,                           // 6: dsec.v1.Sandbox.LabelsEntry
+	(*timestamppb.Timestamp)(nil), // 7: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 8: google.protobuf.Duration
 }
 var file_dsec_v1_types_proto_depIdxs = []int32{
 	0,  // 0: dsec.v1.Sandbox.limits:type_name -> dsec.v1.Limits
-	5,  // 1: dsec.v1.Sandbox.labels:type_name -> dsec.v1.Sandbox.LabelsEntry
-	6,  // 2: dsec.v1.Sandbox.created:type_name -> google.protobuf.Timestamp
-	7,  // 3: dsec.v1.Sandbox.idle_timeout:type_name -> google.protobuf.Duration
-	6,  // 4: dsec.v1.Sandbox.deadline:type_name -> google.protobuf.Timestamp
-	6,  // 5: dsec.v1.Sandbox.active:type_name -> google.protobuf.Timestamp
-	7,  // 6: dsec.v1.Usage.cpu:type_name -> google.protobuf.Duration
-	7,  // 7: dsec.v1.Usage.cpu_throttled:type_name -> google.protobuf.Duration
-	0,  // 8: dsec.v1.Usage.limits:type_name -> dsec.v1.Limits
-	6,  // 9: dsec.v1.Outcome.started:type_name -> google.protobuf.Timestamp
-	7,  // 10: dsec.v1.Outcome.duration:type_name -> google.protobuf.Duration
-	7,  // 11: dsec.v1.Outcome.cpu:type_name -> google.protobuf.Duration
-	12, // [12:12] is the sub-list for method output_type
-	12, // [12:12] is the sub-list for method input_type
-	12, // [12:12] is the sub-list for extension type_name
-	12, // [12:12] is the sub-list for extension extendee
-	0,  // [0:12] is the sub-list for field type_name
+	6,  // 1: dsec.v1.Sandbox.labels:type_name -> dsec.v1.Sandbox.LabelsEntry
+	7,  // 2: dsec.v1.Sandbox.created:type_name -> google.protobuf.Timestamp
+	8,  // 3: dsec.v1.Sandbox.idle_timeout:type_name -> google.protobuf.Duration
+	7,  // 4: dsec.v1.Sandbox.deadline:type_name -> google.protobuf.Timestamp
+	7,  // 5: dsec.v1.Sandbox.active:type_name -> google.protobuf.Timestamp
+	2,  // 6: dsec.v1.Sandbox.pause:type_name -> dsec.v1.Pause
+	7,  // 7: dsec.v1.Pause.since:type_name -> google.protobuf.Timestamp
+	7,  // 8: dsec.v1.Pause.until:type_name -> google.protobuf.Timestamp
+	8,  // 9: dsec.v1.Usage.cpu:type_name -> google.protobuf.Duration
+	8,  // 10: dsec.v1.Usage.cpu_throttled:type_name -> google.protobuf.Duration
+	0,  // 11: dsec.v1.Usage.limits:type_name -> dsec.v1.Limits
+	7,  // 12: dsec.v1.Outcome.started:type_name -> google.protobuf.Timestamp
+	8,  // 13: dsec.v1.Outcome.duration:type_name -> google.protobuf.Duration
+	8,  // 14: dsec.v1.Outcome.cpu:type_name -> google.protobuf.Duration
+	15, // [15:15] is the sub-list for method output_type
+	15, // [15:15] is the sub-list for method input_type
+	15, // [15:15] is the sub-list for extension type_name
+	15, // [15:15] is the sub-list for extension extendee
+	0,  // [0:15] is the sub-list for field type_name
 }
 
 func init() { file_dsec_v1_types_proto_init() }
@@ -722,7 +836,8 @@ func file_dsec_v1_types_proto_init() {
 		return
 	}
 	file_dsec_v1_types_proto_msgTypes[2].OneofWrappers = []any{}
-	file_dsec_v1_types_proto_msgTypes[3].OneofWrappers = []any{
+	file_dsec_v1_types_proto_msgTypes[3].OneofWrappers = []any{}
+	file_dsec_v1_types_proto_msgTypes[4].OneofWrappers = []any{
 		(*Outcome_ExitCode)(nil),
 		(*Outcome_Signal)(nil),
 	}
@@ -732,7 +847,7 @@ func file_dsec_v1_types_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dsec_v1_types_proto_rawDesc), len(file_dsec_v1_types_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   6,
+			NumMessages:   7,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

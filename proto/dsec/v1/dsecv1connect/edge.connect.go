@@ -52,6 +52,14 @@ const (
 	EdgeServiceExtendSandboxProcedure = "/dsec.v1.EdgeService/ExtendSandbox"
 	// EdgeServiceGetUsageProcedure is the fully-qualified name of the EdgeService's GetUsage RPC.
 	EdgeServiceGetUsageProcedure = "/dsec.v1.EdgeService/GetUsage"
+	// EdgeServicePauseSandboxProcedure is the fully-qualified name of the EdgeService's PauseSandbox
+	// RPC.
+	EdgeServicePauseSandboxProcedure = "/dsec.v1.EdgeService/PauseSandbox"
+	// EdgeServiceResumeSandboxProcedure is the fully-qualified name of the EdgeService's ResumeSandbox
+	// RPC.
+	EdgeServiceResumeSandboxProcedure = "/dsec.v1.EdgeService/ResumeSandbox"
+	// EdgeServiceApplyToJobProcedure is the fully-qualified name of the EdgeService's ApplyToJob RPC.
+	EdgeServiceApplyToJobProcedure = "/dsec.v1.EdgeService/ApplyToJob"
 	// EdgeServiceBuildLayerProcedure is the fully-qualified name of the EdgeService's BuildLayer RPC.
 	EdgeServiceBuildLayerProcedure = "/dsec.v1.EdgeService/BuildLayer"
 	// EdgeServiceResolveImageProcedure is the fully-qualified name of the EdgeService's ResolveImage
@@ -85,6 +93,11 @@ type EdgeServiceClient interface {
 	KillSandbox(context.Context, *connect.Request[v1.KillRequest]) (*connect.Response[v1.KillResponse], error)
 	ExtendSandbox(context.Context, *connect.Request[v1.ExtendRequest]) (*connect.Response[v1.ExtendResponse], error)
 	GetUsage(context.Context, *connect.Request[v1.UsageRequest]) (*connect.Response[v1.UsageResponse], error)
+	PauseSandbox(context.Context, *connect.Request[v1.PauseRequest]) (*connect.Response[v1.PauseResponse], error)
+	ResumeSandbox(context.Context, *connect.Request[v1.ResumeRequest]) (*connect.Response[v1.ResumeResponse], error)
+	// ApplyToJob does the same to all sandboxes of a job that have not ended, with one
+	// result for each.
+	ApplyToJob(context.Context, *connect.Request[v1.ApplyToJobRequest]) (*connect.Response[v1.ApplyToJobResponse], error)
 	// BuildLayer converts an uploaded archive into a layer of the store; names
 	// are not the edge's business.
 	BuildLayer(context.Context) *connect.ClientStreamForClient[v1.ImportLayerRequest, v1.ImportLayerResponse]
@@ -174,6 +187,27 @@ func NewEdgeServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
+		pauseSandbox: connect.NewClient[v1.PauseRequest, v1.PauseResponse](
+			httpClient,
+			baseURL+EdgeServicePauseSandboxProcedure,
+			connect.WithSchema(edgeServiceMethods.ByName("PauseSandbox")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
+			connect.WithClientOptions(opts...),
+		),
+		resumeSandbox: connect.NewClient[v1.ResumeRequest, v1.ResumeResponse](
+			httpClient,
+			baseURL+EdgeServiceResumeSandboxProcedure,
+			connect.WithSchema(edgeServiceMethods.ByName("ResumeSandbox")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
+			connect.WithClientOptions(opts...),
+		),
+		applyToJob: connect.NewClient[v1.ApplyToJobRequest, v1.ApplyToJobResponse](
+			httpClient,
+			baseURL+EdgeServiceApplyToJobProcedure,
+			connect.WithSchema(edgeServiceMethods.ByName("ApplyToJob")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
+			connect.WithClientOptions(opts...),
+		),
 		buildLayer: connect.NewClient[v1.ImportLayerRequest, v1.ImportLayerResponse](
 			httpClient,
 			baseURL+EdgeServiceBuildLayerProcedure,
@@ -243,6 +277,9 @@ type edgeServiceClient struct {
 	killSandbox     *connect.Client[v1.KillRequest, v1.KillResponse]
 	extendSandbox   *connect.Client[v1.ExtendRequest, v1.ExtendResponse]
 	getUsage        *connect.Client[v1.UsageRequest, v1.UsageResponse]
+	pauseSandbox    *connect.Client[v1.PauseRequest, v1.PauseResponse]
+	resumeSandbox   *connect.Client[v1.ResumeRequest, v1.ResumeResponse]
+	applyToJob      *connect.Client[v1.ApplyToJobRequest, v1.ApplyToJobResponse]
 	buildLayer      *connect.Client[v1.ImportLayerRequest, v1.ImportLayerResponse]
 	resolveImage    *connect.Client[v1.PullLayerRequest, v1.ResolveImageResponse]
 	pullLayer       *connect.Client[v1.PullLayerRequest, v1.PullLayerResponse]
@@ -291,6 +328,21 @@ func (c *edgeServiceClient) ExtendSandbox(ctx context.Context, req *connect.Requ
 // GetUsage calls dsec.v1.EdgeService.GetUsage.
 func (c *edgeServiceClient) GetUsage(ctx context.Context, req *connect.Request[v1.UsageRequest]) (*connect.Response[v1.UsageResponse], error) {
 	return c.getUsage.CallUnary(ctx, req)
+}
+
+// PauseSandbox calls dsec.v1.EdgeService.PauseSandbox.
+func (c *edgeServiceClient) PauseSandbox(ctx context.Context, req *connect.Request[v1.PauseRequest]) (*connect.Response[v1.PauseResponse], error) {
+	return c.pauseSandbox.CallUnary(ctx, req)
+}
+
+// ResumeSandbox calls dsec.v1.EdgeService.ResumeSandbox.
+func (c *edgeServiceClient) ResumeSandbox(ctx context.Context, req *connect.Request[v1.ResumeRequest]) (*connect.Response[v1.ResumeResponse], error) {
+	return c.resumeSandbox.CallUnary(ctx, req)
+}
+
+// ApplyToJob calls dsec.v1.EdgeService.ApplyToJob.
+func (c *edgeServiceClient) ApplyToJob(ctx context.Context, req *connect.Request[v1.ApplyToJobRequest]) (*connect.Response[v1.ApplyToJobResponse], error) {
+	return c.applyToJob.CallUnary(ctx, req)
 }
 
 // BuildLayer calls dsec.v1.EdgeService.BuildLayer.
@@ -346,6 +398,11 @@ type EdgeServiceHandler interface {
 	KillSandbox(context.Context, *connect.Request[v1.KillRequest]) (*connect.Response[v1.KillResponse], error)
 	ExtendSandbox(context.Context, *connect.Request[v1.ExtendRequest]) (*connect.Response[v1.ExtendResponse], error)
 	GetUsage(context.Context, *connect.Request[v1.UsageRequest]) (*connect.Response[v1.UsageResponse], error)
+	PauseSandbox(context.Context, *connect.Request[v1.PauseRequest]) (*connect.Response[v1.PauseResponse], error)
+	ResumeSandbox(context.Context, *connect.Request[v1.ResumeRequest]) (*connect.Response[v1.ResumeResponse], error)
+	// ApplyToJob does the same to all sandboxes of a job that have not ended, with one
+	// result for each.
+	ApplyToJob(context.Context, *connect.Request[v1.ApplyToJobRequest]) (*connect.Response[v1.ApplyToJobResponse], error)
 	// BuildLayer converts an uploaded archive into a layer of the store; names
 	// are not the edge's business.
 	BuildLayer(context.Context, *connect.ClientStream[v1.ImportLayerRequest]) (*connect.Response[v1.ImportLayerResponse], error)
@@ -431,6 +488,27 @@ func NewEdgeServiceHandler(svc EdgeServiceHandler, opts ...connect.HandlerOption
 		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
+	edgeServicePauseSandboxHandler := connect.NewUnaryHandler(
+		EdgeServicePauseSandboxProcedure,
+		svc.PauseSandbox,
+		connect.WithSchema(edgeServiceMethods.ByName("PauseSandbox")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
+		connect.WithHandlerOptions(opts...),
+	)
+	edgeServiceResumeSandboxHandler := connect.NewUnaryHandler(
+		EdgeServiceResumeSandboxProcedure,
+		svc.ResumeSandbox,
+		connect.WithSchema(edgeServiceMethods.ByName("ResumeSandbox")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
+		connect.WithHandlerOptions(opts...),
+	)
+	edgeServiceApplyToJobHandler := connect.NewUnaryHandler(
+		EdgeServiceApplyToJobProcedure,
+		svc.ApplyToJob,
+		connect.WithSchema(edgeServiceMethods.ByName("ApplyToJob")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
+		connect.WithHandlerOptions(opts...),
+	)
 	edgeServiceBuildLayerHandler := connect.NewClientStreamHandler(
 		EdgeServiceBuildLayerProcedure,
 		svc.BuildLayer,
@@ -505,6 +583,12 @@ func NewEdgeServiceHandler(svc EdgeServiceHandler, opts ...connect.HandlerOption
 			edgeServiceExtendSandboxHandler.ServeHTTP(w, r)
 		case EdgeServiceGetUsageProcedure:
 			edgeServiceGetUsageHandler.ServeHTTP(w, r)
+		case EdgeServicePauseSandboxProcedure:
+			edgeServicePauseSandboxHandler.ServeHTTP(w, r)
+		case EdgeServiceResumeSandboxProcedure:
+			edgeServiceResumeSandboxHandler.ServeHTTP(w, r)
+		case EdgeServiceApplyToJobProcedure:
+			edgeServiceApplyToJobHandler.ServeHTTP(w, r)
 		case EdgeServiceBuildLayerProcedure:
 			edgeServiceBuildLayerHandler.ServeHTTP(w, r)
 		case EdgeServiceResolveImageProcedure:
@@ -560,6 +644,18 @@ func (UnimplementedEdgeServiceHandler) ExtendSandbox(context.Context, *connect.R
 
 func (UnimplementedEdgeServiceHandler) GetUsage(context.Context, *connect.Request[v1.UsageRequest]) (*connect.Response[v1.UsageResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.EdgeService.GetUsage is not implemented"))
+}
+
+func (UnimplementedEdgeServiceHandler) PauseSandbox(context.Context, *connect.Request[v1.PauseRequest]) (*connect.Response[v1.PauseResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.EdgeService.PauseSandbox is not implemented"))
+}
+
+func (UnimplementedEdgeServiceHandler) ResumeSandbox(context.Context, *connect.Request[v1.ResumeRequest]) (*connect.Response[v1.ResumeResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.EdgeService.ResumeSandbox is not implemented"))
+}
+
+func (UnimplementedEdgeServiceHandler) ApplyToJob(context.Context, *connect.Request[v1.ApplyToJobRequest]) (*connect.Response[v1.ApplyToJobResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.EdgeService.ApplyToJob is not implemented"))
 }
 
 func (UnimplementedEdgeServiceHandler) BuildLayer(context.Context, *connect.ClientStream[v1.ImportLayerRequest]) (*connect.Response[v1.ImportLayerResponse], error) {
