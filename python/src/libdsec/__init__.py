@@ -37,6 +37,7 @@ from libdsec._errors import (
     UnsupportedError,
 )
 from libdsec._files import ByteStream, Files
+from libdsec._job import Job
 from libdsec._process import Process
 from libdsec._sandbox import Sandbox
 from libdsec._session import Session
@@ -48,12 +49,15 @@ from libdsec._types import (
     Gap,
     ImportedLayer,
     InspectedLayer,
+    JobInfo,
+    JobResult,
     Layer,
     LayerConfig,
     LayerOrigin,
     Limits,
     Outcome,
     Output,
+    Pause,
     ProcessInfo,
     SandboxInfo,
     SessionInfo,
@@ -80,6 +84,9 @@ __all__ = [
     "InspectedLayer",
     "InternalError",
     "InvalidError",
+    "Job",
+    "JobInfo",
+    "JobResult",
     "Key",
     "Layer",
     "LayerConfig",
@@ -90,6 +97,7 @@ __all__ = [
     "Outcome",
     "OutcomeUnknownError",
     "Output",
+    "Pause",
     "PlatformError",
     "Process",
     "ProcessInfo",

@@ -16,11 +16,12 @@ from libdsec import _convert as c
 from libdsec import _methods as m
 from libdsec._admin import Collected, Key, NewKey
 from libdsec._errors import ConflictError, DSecError, InternalError, InvalidError
+from libdsec._job import Job
 from libdsec._layers import LayerCalls
-from libdsec._proto.dsec.v1 import admin_pb2, sandbox_pb2
+from libdsec._proto.dsec.v1 import admin_pb2, job_pb2, sandbox_pb2
 from libdsec._rpc import Rpc
 from libdsec._sandbox import Sandbox
-from libdsec._types import DSecContainerRunArgs, SandboxInfo
+from libdsec._types import DSecContainerRunArgs, JobInfo, SandboxInfo
 
 _PAGE = 1000
 
@@ -197,6 +198,66 @@ class DSecClient(LayerCalls):
         """
         request = sandbox_pb2.KillRequest(sandbox_id=c.text(sandbox_id, "sandbox_id"))
         return (await self._rpc.unary(m.KILL, request)).state
+
+    def job(self, name: str) -> Job:
+        """Return the handle of a job that is there already."""
+        return Job(self._rpc, name)
+
+    async def create_job(
+        self,
+        name: str,
+        *,
+        labels: Mapping[str, str] | None = None,
+        lease: float | None = None,
+        on_expiry: str = "pause",
+        grace: float | None = None,
+    ) -> Job:
+        """Make a job, or find the one that was made so before, whose lease then begins anew.
+
+        Sandboxes belong to it whose create names it: `DSecContainerRunArgs(job=name)`.
+
+        Args:
+            name: 1 to 256 characters.
+            labels: To find it by.
+            lease: Seconds that a heartbeat keeps it, 5 to 86400; None: it never expires.
+            on_expiry: What its sandboxes are once the lease ran out: `pause`, and killed
+                after grace; or `kill`.
+            grace: Seconds from expiry to the kill of paused sandboxes; None is a day.
+
+        Raises:
+            ConflictError: It is there with other arguments, or has ended.
+        """
+        request = job_pb2.CreateJobRequest(
+            name=c.text(name, "name"),
+            labels=c.texts(labels or {}, "labels"),
+            on_expiry=c.text(on_expiry, "on_expiry"),
+        )
+        if lease is not None:
+            request.lease.CopyFrom(c.duration(lease, "lease"))
+        if grace is not None:
+            request.grace.CopyFrom(c.duration(grace, "grace"))
+        await self._rpc.unary(m.CREATE_JOB, request)
+        return self.job(name)
+
+    async def list_jobs(
+        self, *, labels: Mapping[str, str] | None = None, states: Sequence[str] = ()
+    ) -> AsyncIterator[JobInfo]:
+        """Yield the jobs that match, by name.
+
+        Args:
+            labels: With all of these labels.
+            states: In any of these states; empty is all that have not ended.
+        """
+        request = job_pb2.ListJobsRequest(
+            labels=c.texts(labels or {}, "labels"), states=c.names(states, "states"), page_size=_PAGE
+        )
+        while True:
+            page = await self._rpc.unary(m.LIST_JOBS, request)
+            for job in page.jobs:
+                yield c.job_info(job)
+            if not page.next_page_token:
+                return
+            request.page_token = page.next_page_token
 
     async def create_key(self, project: str, *, expires: datetime | None = None) -> NewKey:
         """Make an API key for a project, which is made if new. Needs the operator's key."""

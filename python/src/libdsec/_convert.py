@@ -18,6 +18,7 @@ from libdsec._errors import DSecError, InternalError, InvalidError
 from libdsec._proto.dsec.v1 import (
     admin_pb2,
     file_pb2,
+    job_pb2,
     layer_pb2,
     process_pb2,
     sandbox_pb2,
@@ -175,6 +176,7 @@ def create_request(
         workdir=text(args.workdir, "workdir"),
         labels=texts(args.labels, "labels"),
         job=text(args.job, "job"),
+        idle_action=text(args.idle_action, "idle_action"),
         request_id=text(request_id, "request_id"),
         network_rules={text(k, "network_rules"): v for k, v in args.network_rules.items()},
     )
@@ -335,6 +337,41 @@ def sandbox_info(m: types_pb2.Sandbox) -> t.SandboxInfo:
         deadline=when(m.deadline) if m.HasField("deadline") else None,
         active=when(m.active),
         conditions=tuple(m.conditions),
+        idle_action=m.idle_action or "kill",
+        pause=pause(m.pause) if m.HasField("pause") else None,
+    )
+
+
+def pause(m: types_pb2.Pause) -> t.Pause:
+    """Decode what came of a pause."""
+    return t.Pause(
+        since=when(m.since),
+        memory_before_bytes=m.memory_before_bytes if m.HasField("memory_before_bytes") else None,
+        memory_bytes=m.memory_bytes if m.HasField("memory_bytes") else None,
+        note=m.note,
+        until=when(m.until) if m.HasField("until") else None,
+    )
+
+
+def pause_options(wait: bool, max_paused: float | None, count_lifetime: bool) -> sandbox_pb2.PauseOptions:
+    """Encode what holds while a sandbox is paused."""
+    options = sandbox_pb2.PauseOptions(wait=bool(wait), count_lifetime=bool(count_lifetime))
+    if max_paused is not None:
+        options.max_paused.CopyFrom(duration(max_paused, "max_paused"))
+    return options
+
+
+def job_info(m: job_pb2.Job) -> t.JobInfo:
+    """Decode the state of a job."""
+    return t.JobInfo(
+        name=m.name,
+        labels=dict(m.labels),
+        state=m.state,
+        created=when(m.created),
+        lease=seconds(m.lease),
+        on_expiry=m.on_expiry,
+        grace=seconds(m.grace),
+        changed=when(m.changed),
     )
 
 

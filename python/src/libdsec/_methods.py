@@ -5,19 +5,28 @@ from __future__ import annotations
 from google.protobuf.descriptor_pb2 import MethodOptions
 
 from libdsec._connect import Method, Req, Resp
-from libdsec._proto.dsec.v1 import admin_pb2, file_pb2, layer_pb2, process_pb2, sandbox_pb2, session_pb2
+from libdsec._proto.dsec.v1 import (
+    admin_pb2,
+    file_pb2,
+    job_pb2,
+    layer_pb2,
+    process_pb2,
+    sandbox_pb2,
+    session_pb2,
+)
 
 _SANDBOX = "/dsec.v1.SandboxService/"
 _PROCESS = "/dsec.v1.ProcessService/"
 _SESSION = "/dsec.v1.SessionService/"
 _FILE = "/dsec.v1.FileService/"
+_JOB = "/dsec.v1.JobService/"
 _LAYER = "/dsec.v1.LayerService/"
 _ADMIN = "/dsec.v1.AdminService/"
 
 # The API's own word on each call: idempotency_level in proto/dsec/v1.
 _REPEATABLE = {
     f"/{service.full_name}/{method.name}"
-    for module in (admin_pb2, file_pb2, layer_pb2, process_pb2, sandbox_pb2, session_pb2)
+    for module in (admin_pb2, file_pb2, job_pb2, layer_pb2, process_pb2, sandbox_pb2, session_pb2)
     for service in module.DESCRIPTOR.services_by_name.values()
     for method in service.methods
     if method.GetOptions().idempotency_level != MethodOptions.IDEMPOTENCY_UNKNOWN
@@ -52,6 +61,17 @@ LIST = _call(_SANDBOX + "List", sandbox_pb2.ListRequest, sandbox_pb2.ListRespons
 KILL = _call(_SANDBOX + "Kill", sandbox_pb2.KillRequest, sandbox_pb2.KillResponse)
 EXTEND = _call(_SANDBOX + "Extend", sandbox_pb2.ExtendRequest, sandbox_pb2.ExtendResponse)
 USAGE = _call(_SANDBOX + "Usage", sandbox_pb2.UsageRequest, sandbox_pb2.UsageResponse)
+PAUSE = _call(_SANDBOX + "Pause", sandbox_pb2.PauseRequest, sandbox_pb2.PauseResponse, slow=True)
+RESUME = _call(_SANDBOX + "Resume", sandbox_pb2.ResumeRequest, sandbox_pb2.ResumeResponse, slow=True)
+
+CREATE_JOB = _call(_JOB + "CreateJob", job_pb2.CreateJobRequest, job_pb2.CreateJobResponse)
+GET_JOB = _call(_JOB + "GetJob", job_pb2.GetJobRequest, job_pb2.GetJobResponse)
+LIST_JOBS = _call(_JOB + "ListJobs", job_pb2.ListJobsRequest, job_pb2.ListJobsResponse)
+HEARTBEAT = _call(_JOB + "Heartbeat", job_pb2.HeartbeatRequest, job_pb2.HeartbeatResponse)
+PAUSE_JOB = _call(_JOB + "PauseJob", job_pb2.PauseJobRequest, job_pb2.PauseJobResponse, slow=True)
+RESUME_JOB = _call(_JOB + "ResumeJob", job_pb2.ResumeJobRequest, job_pb2.ResumeJobResponse, slow=True)
+KILL_JOB = _call(_JOB + "KillJob", job_pb2.KillJobRequest, job_pb2.KillJobResponse, slow=True)
+END_JOB = _call(_JOB + "EndJob", job_pb2.EndJobRequest, job_pb2.EndJobResponse, slow=True)
 
 # A command must not run twice whatever the server says, so these are never sent again.
 EXEC = _call(_PROCESS + "Exec", process_pb2.ExecRequest, process_pb2.ExecResponse, retry=False, slow=True)

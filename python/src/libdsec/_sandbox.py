@@ -79,6 +79,38 @@ class Sandbox:
             request.max_lifetime.CopyFrom(c.duration(max_lifetime, "max_lifetime"))
         return c.sandbox_info((await self._rpc.unary(m.EXTEND, request)).sandbox)
 
+    async def pause(
+        self, *, wait: bool = False, max_paused: float | None = None, count_lifetime: bool = False
+    ) -> SandboxInfo:
+        """Stop every process of the sandbox where it is; the node takes its memory back.
+
+        Commands in progress wait. A call that comes later resumes the sandbox
+        first, by itself. Pausing a paused one is a success.
+
+        Args:
+            wait: Return only once the memory was moved out, as far as that goes:
+                `SandboxInfo.pause` then tells how far.
+            max_paused: Seconds after which a paused sandbox is killed; 0 is
+                never, None is the server's default.
+            count_lifetime: Have its maximum lifetime run on meanwhile.
+
+        Raises:
+            UnsupportedError: Sandboxes of this backend cannot be paused.
+        """
+        request = sandbox_pb2.PauseRequest(
+            sandbox_id=self.id, options=c.pause_options(wait, max_paused, count_lifetime)
+        )
+        return c.sandbox_info((await self._rpc.unary(m.PAUSE, request)).sandbox)
+
+    async def resume(self) -> SandboxInfo:
+        """Have a paused sandbox go on. Resuming a running one is a success.
+
+        Raises:
+            ExhaustedError: The node has no memory for it now; it stays paused.
+        """
+        request = sandbox_pb2.ResumeRequest(sandbox_id=self.id)
+        return c.sandbox_info((await self._rpc.unary(m.RESUME, request)).sandbox)
+
     async def usage(self) -> Usage:
         """Return what the sandbox uses now and has used so far."""
         return c.usage(await self._rpc.unary(m.USAGE, sandbox_pb2.UsageRequest(sandbox_id=self.id)))

@@ -10,7 +10,7 @@ from typing import Literal
 
 from typing_extensions import Self
 
-from libdsec._errors import CommandFailed
+from libdsec._errors import CommandFailed, DSecError
 
 StreamName = Literal["stdout", "stderr", "pty"]
 
@@ -33,7 +33,8 @@ class DSecContainerRunArgs:
         disk_inodes_limit: Files of the writable layer.
         pids_limit: Processes and threads.
         ttl_running_stop: Seconds without activity after which the sandbox is
-            stopped; 0 is never.
+            stopped, or paused where idle_action says so; 0 is never.
+        idle_action: `kill` or `pause`.
         max_lifetime: Seconds after which it is stopped in any case; 0 is never.
         network_rules: Name of a mirror or package manager to whether it may be
             reached. All False is no network. True raises `UnsupportedError`
@@ -58,6 +59,7 @@ class DSecContainerRunArgs:
     disk_inodes_limit: int | None = None
     pids_limit: int | None = None
     ttl_running_stop: float | None = None
+    idle_action: str = "kill"
     max_lifetime: float | None = None
     network_rules: Mapping[str, bool] = field(default_factory=dict)
     init_user: str = ""
@@ -88,6 +90,65 @@ class Limits:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Pause:
+    """What came of pausing a sandbox.
+
+    Attributes:
+        since: When it was paused.
+        memory_before_bytes: What it held of the node's memory; None until that was moved out.
+        memory_bytes: What it holds since it was moved out, as far as that goes; None until then.
+        note: Why not all of it went: the node has no swap, for one.
+        until: When it is killed; None is never.
+    """
+
+    since: datetime
+    memory_before_bytes: int | None
+    memory_bytes: int | None
+    note: str
+    until: datetime | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobInfo:
+    """The state of a job.
+
+    Attributes:
+        name: Names it within the project.
+        labels: As given when it was made.
+        state: active; expired: its lease ran out, and it is paused; ended.
+        created: When it was made.
+        lease: Seconds that a heartbeat keeps it; 0: it never expires.
+        on_expiry: What its sandboxes are once it has expired: pause, and killed after grace; or kill.
+        grace: Seconds from expiry to the kill of paused sandboxes.
+        changed: When the state became what it is.
+    """
+
+    name: str
+    labels: Mapping[str, str]
+    state: str
+    created: datetime
+    lease: float
+    on_expiry: str
+    grace: float
+    changed: datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobResult:
+    """What became of one sandbox of a job.
+
+    Attributes:
+        sandbox_id: Names the sandbox.
+        state: The state that it is in now.
+        error: None where what was asked for is done.
+    """
+
+    sandbox_id: str
+    state: str
+    error: DSecError | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class SandboxInfo:
     """The state of one sandbox.
 
@@ -108,6 +169,8 @@ class SandboxInfo:
         deadline: When it is stopped in any case; None is never.
         active: When the last activity ended.
         conditions: degraded, quarantined, tainted.
+        idle_action: What is done after idle_timeout: kill or pause.
+        pause: What is known of its pause, while the state is paused.
     """
 
     id: str
@@ -126,6 +189,8 @@ class SandboxInfo:
     deadline: datetime | None
     active: datetime
     conditions: tuple[str, ...]
+    idle_action: str = "kill"
+    pause: Pause | None = None
 
     @property
     def ended(self) -> bool:

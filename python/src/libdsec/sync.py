@@ -27,7 +27,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 from typing_extensions import Self
 
 import libdsec
-from libdsec import _client, _files, _process, _sandbox, _session
+from libdsec import _client, _files, _job, _process, _sandbox, _session
 from libdsec._errors import DSecError
 from libdsec._types import DSecContainerRunArgs, Gap, Output
 
@@ -280,6 +280,8 @@ class Sandbox(_Twin[_sandbox.Sandbox]):
     info = _blocking(_sandbox.Sandbox.info)
     stop = _blocking(_sandbox.Sandbox.stop)
     extend = _blocking(_sandbox.Sandbox.extend)
+    pause = _blocking(_sandbox.Sandbox.pause)
+    resume = _blocking(_sandbox.Sandbox.resume)
     usage = _blocking(_sandbox.Sandbox.usage)
     run_shell = _blocking(_sandbox.Sandbox.run_shell)
     exec = _blocking(_sandbox.Sandbox.exec)
@@ -320,6 +322,32 @@ class Sandbox(_Twin[_sandbox.Sandbox]):
         self.stop()
 
 
+class Job(_Twin[_job.Job]):
+    """See `libdsec.Job`. The heartbeats of a `with` block come from the client's thread."""
+
+    info = _blocking(_job.Job.info)
+    heartbeat = _blocking(_job.Job.heartbeat)
+    pause = _blocking(_job.Job.pause)
+    resume = _blocking(_job.Job.resume)
+    kill = _blocking(_job.Job.kill)
+    end = _blocking(_job.Job.end)
+    sandboxes = _iterating(_job.Job.sandboxes)
+
+    @property
+    def name(self) -> str:
+        """Names the job within the project."""
+        return self._async.name
+
+    def __enter__(self) -> Self:
+        self._loop.run(self._async.__aenter__)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self._loop.run(lambda: self._async.__aexit__(kind, error, tb))
+
+
 def _each(items: list[_sandbox.Sandbox | DSecError], loop: _Loop) -> list[Sandbox | DSecError]:
     return [i if isinstance(i, DSecError) else Sandbox(i, loop) for i in items]
 
@@ -340,6 +368,8 @@ class DSecClient(_Twin[_client.DSecClient]):
     get = _blocking(_client.DSecClient.get)
     list = _iterating(_client.DSecClient.list)
     kill = _blocking(_client.DSecClient.kill)
+    create_job = _making(_client.DSecClient.create_job, Job)
+    list_jobs = _iterating(_client.DSecClient.list_jobs)
     import_layer = _blocking(_client.DSecClient.import_layer)
     import_git = _blocking(_client.DSecClient.import_git)
     import_image = _blocking(_client.DSecClient.import_image)
@@ -369,6 +399,10 @@ class DSecClient(_Twin[_client.DSecClient]):
         )
         super().__init__(client, _Loop())
 
+    def job(self, name: str) -> Job:
+        """Return the handle of a job that is there already."""
+        return Job(self._async.job(name), self._loop)
+
     def open(self) -> Self:
         """Check that the server answers and knows the key. Other methods work without it, too."""
         self._loop.run(self._async.open)
@@ -397,6 +431,7 @@ __all__ = [
     "DSecClient",
     "DSecContainerRunArgs",
     "Files",
+    "Job",
     "Process",
     "Sandbox",
     "Session",

@@ -10,7 +10,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class CreateRequest(_message.Message):
-    __slots__ = ("backend", "layers", "limits", "env", "user", "workdir", "idle_timeout", "max_lifetime", "labels", "job", "request_id", "network_rules", "layer_kinds")
+    __slots__ = ("backend", "layers", "limits", "env", "user", "workdir", "idle_timeout", "max_lifetime", "labels", "job", "request_id", "network_rules", "layer_kinds", "idle_action")
     class EnvEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -45,6 +45,7 @@ class CreateRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     NETWORK_RULES_FIELD_NUMBER: _ClassVar[int]
     LAYER_KINDS_FIELD_NUMBER: _ClassVar[int]
+    IDLE_ACTION_FIELD_NUMBER: _ClassVar[int]
     backend: str
     layers: _containers.RepeatedScalarFieldContainer[str]
     limits: _types_pb2.Limits
@@ -58,7 +59,8 @@ class CreateRequest(_message.Message):
     request_id: str
     network_rules: _containers.ScalarMap[str, bool]
     layer_kinds: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, backend: _Optional[str] = ..., layers: _Optional[_Iterable[str]] = ..., limits: _Optional[_Union[_types_pb2.Limits, _Mapping]] = ..., env: _Optional[_Mapping[str, str]] = ..., user: _Optional[str] = ..., workdir: _Optional[str] = ..., idle_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_lifetime: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., labels: _Optional[_Mapping[str, str]] = ..., job: _Optional[str] = ..., request_id: _Optional[str] = ..., network_rules: _Optional[_Mapping[str, bool]] = ..., layer_kinds: _Optional[_Iterable[str]] = ...) -> None: ...
+    idle_action: str
+    def __init__(self, backend: _Optional[str] = ..., layers: _Optional[_Iterable[str]] = ..., limits: _Optional[_Union[_types_pb2.Limits, _Mapping]] = ..., env: _Optional[_Mapping[str, str]] = ..., user: _Optional[str] = ..., workdir: _Optional[str] = ..., idle_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_lifetime: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., labels: _Optional[_Mapping[str, str]] = ..., job: _Optional[str] = ..., request_id: _Optional[str] = ..., network_rules: _Optional[_Mapping[str, bool]] = ..., layer_kinds: _Optional[_Iterable[str]] = ..., idle_action: _Optional[str] = ...) -> None: ...
 
 class CreateResponse(_message.Message):
     __slots__ = ("sandbox", "launch")
@@ -180,3 +182,39 @@ class UsageResponse(_message.Message):
     usage: _types_pb2.Usage
     at: _timestamp_pb2.Timestamp
     def __init__(self, usage: _Optional[_Union[_types_pb2.Usage, _Mapping]] = ..., at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
+class PauseOptions(_message.Message):
+    __slots__ = ("wait", "max_paused", "count_lifetime")
+    WAIT_FIELD_NUMBER: _ClassVar[int]
+    MAX_PAUSED_FIELD_NUMBER: _ClassVar[int]
+    COUNT_LIFETIME_FIELD_NUMBER: _ClassVar[int]
+    wait: bool
+    max_paused: _duration_pb2.Duration
+    count_lifetime: bool
+    def __init__(self, wait: bool = ..., max_paused: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., count_lifetime: bool = ...) -> None: ...
+
+class PauseRequest(_message.Message):
+    __slots__ = ("sandbox_id", "options")
+    SANDBOX_ID_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    sandbox_id: str
+    options: PauseOptions
+    def __init__(self, sandbox_id: _Optional[str] = ..., options: _Optional[_Union[PauseOptions, _Mapping]] = ...) -> None: ...
+
+class PauseResponse(_message.Message):
+    __slots__ = ("sandbox",)
+    SANDBOX_FIELD_NUMBER: _ClassVar[int]
+    sandbox: _types_pb2.Sandbox
+    def __init__(self, sandbox: _Optional[_Union[_types_pb2.Sandbox, _Mapping]] = ...) -> None: ...
+
+class ResumeRequest(_message.Message):
+    __slots__ = ("sandbox_id",)
+    SANDBOX_ID_FIELD_NUMBER: _ClassVar[int]
+    sandbox_id: str
+    def __init__(self, sandbox_id: _Optional[str] = ...) -> None: ...
+
+class ResumeResponse(_message.Message):
+    __slots__ = ("sandbox",)
+    SANDBOX_FIELD_NUMBER: _ClassVar[int]
+    sandbox: _types_pb2.Sandbox
+    def __init__(self, sandbox: _Optional[_Union[_types_pb2.Sandbox, _Mapping]] = ...) -> None: ...

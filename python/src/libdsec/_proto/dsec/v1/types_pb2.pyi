@@ -23,7 +23,7 @@ class Limits(_message.Message):
     def __init__(self, milli_cpu: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., disk_inodes: _Optional[int] = ..., pids: _Optional[int] = ...) -> None: ...
 
 class Sandbox(_message.Message):
-    __slots__ = ("id", "backend", "state", "reason", "layers", "limits", "labels", "job", "created", "idle_timeout", "deadline", "active", "conditions", "user", "workdir", "layer_names")
+    __slots__ = ("id", "backend", "state", "reason", "layers", "limits", "labels", "job", "created", "idle_timeout", "deadline", "active", "conditions", "user", "workdir", "layer_names", "pause", "idle_action")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -47,6 +47,8 @@ class Sandbox(_message.Message):
     USER_FIELD_NUMBER: _ClassVar[int]
     WORKDIR_FIELD_NUMBER: _ClassVar[int]
     LAYER_NAMES_FIELD_NUMBER: _ClassVar[int]
+    PAUSE_FIELD_NUMBER: _ClassVar[int]
+    IDLE_ACTION_FIELD_NUMBER: _ClassVar[int]
     id: str
     backend: str
     state: str
@@ -63,7 +65,23 @@ class Sandbox(_message.Message):
     user: str
     workdir: str
     layer_names: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, id: _Optional[str] = ..., backend: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., layers: _Optional[_Iterable[str]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., labels: _Optional[_Mapping[str, str]] = ..., job: _Optional[str] = ..., created: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., idle_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., deadline: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., active: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., conditions: _Optional[_Iterable[str]] = ..., user: _Optional[str] = ..., workdir: _Optional[str] = ..., layer_names: _Optional[_Iterable[str]] = ...) -> None: ...
+    pause: Pause
+    idle_action: str
+    def __init__(self, id: _Optional[str] = ..., backend: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., layers: _Optional[_Iterable[str]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., labels: _Optional[_Mapping[str, str]] = ..., job: _Optional[str] = ..., created: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., idle_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., deadline: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., active: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., conditions: _Optional[_Iterable[str]] = ..., user: _Optional[str] = ..., workdir: _Optional[str] = ..., layer_names: _Optional[_Iterable[str]] = ..., pause: _Optional[_Union[Pause, _Mapping]] = ..., idle_action: _Optional[str] = ...) -> None: ...
+
+class Pause(_message.Message):
+    __slots__ = ("since", "memory_before_bytes", "memory_bytes", "note", "until")
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BEFORE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NOTE_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_FIELD_NUMBER: _ClassVar[int]
+    since: _timestamp_pb2.Timestamp
+    memory_before_bytes: int
+    memory_bytes: int
+    note: str
+    until: _timestamp_pb2.Timestamp
+    def __init__(self, since: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., memory_before_bytes: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., note: _Optional[str] = ..., until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class Usage(_message.Message):
     __slots__ = ("cpu", "cpu_throttled", "memory_bytes", "memory_peak_bytes", "disk_bytes", "disk_inodes", "pids", "oom_kills", "limits")
