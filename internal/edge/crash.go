@@ -12,6 +12,8 @@ var CrashSteps = []string{
 	"kill.ended",       // all is freed, the journal says stopping
 	"fail.intent",      // PID 1 has died, nothing is written
 	"fail.destroy",     // the journal says failed, nothing is freed
+	"pause.frozen",     // it is frozen, the journal says running
+	"resume.intent",    // the journal says running, it is frozen
 	"cut.kill",         // the journal says that a command was cut off, it goes on
 	"recover.instance", // before a sandbox is taken over; once for each
 	"recover.sweep",    // before the objects of unclaimed sandboxes go

@@ -14,6 +14,12 @@ func WithClock(c Config, clock func() time.Duration) Config {
 	return c
 }
 
+// WithMemory makes an edge believe that the node can give so much memory.
+func WithMemory(c Config, available func() (int64, error)) Config {
+	c.availableMemory = available
+	return c
+}
+
 // WithSettling makes an edge try to settle lost layers more often.
 func WithSettling(c Config, every time.Duration) Config {
 	c.settleEvery = every

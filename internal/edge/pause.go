@@ -308,7 +308,7 @@ func (e *Edge) adoptPause(ctx context.Context, s *sandbox, inst backend.Instance
 	case !ok:
 		return nil
 	case s.state == dsec.StateRunning:
-		return p.Resume(ctx)
+		return p.Resume(ctx) // of one that is not paused it does nothing
 	}
 	if err := p.Pause(ctx); err != nil {
 		return err

@@ -101,6 +101,11 @@ func lead(n *node, k *crash) {
 		<-k.reached
 		return
 	}
+	if strings.HasPrefix(k.step, "pause.") || strings.HasPrefix(k.step, "resume.") {
+		_, _ = n.PauseSandbox(context.Background(), connect.NewRequest(&dsecv1.PauseRequest{SandboxId: s.Id}))
+		_, _ = n.ResumeSandbox(context.Background(), connect.NewRequest(&dsecv1.ResumeRequest{SandboxId: s.Id}))
+		return
+	}
 	_, _ = n.KillSandbox(context.Background(), connect.NewRequest(&dsecv1.KillRequest{SandboxId: s.Id}))
 }
 
