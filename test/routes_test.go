@@ -42,6 +42,17 @@ var rows = map[string]row{
 	dsecv1connect.SandboxServiceKillProcedure:        {body: `{"sandboxId":"%s"}`, field: "sandbox_id"},
 	dsecv1connect.SandboxServiceExtendProcedure:      {body: `{"sandboxId":"%s","idleTimeout":"60s"}`, field: "sandbox_id"},
 	dsecv1connect.SandboxServiceUsageProcedure:       {body: `{"sandboxId":"%s"}`, field: "sandbox_id"},
+	dsecv1connect.SandboxServicePauseProcedure:       {body: `{"sandboxId":"%s"}`, field: "sandbox_id"},
+	dsecv1connect.SandboxServiceResumeProcedure:      {body: `{"sandboxId":"%s"}`, field: "sandbox_id"},
+
+	dsecv1connect.JobServiceCreateJobProcedure: {body: `{"name":"j"}`},
+	dsecv1connect.JobServiceGetJobProcedure:    {body: `{"name":"JOB"}`},
+	dsecv1connect.JobServiceListJobsProcedure:  {body: `{}`},
+	dsecv1connect.JobServiceHeartbeatProcedure: {body: `{"name":"JOB"}`},
+	dsecv1connect.JobServicePauseJobProcedure:  {body: `{"name":"JOB"}`},
+	dsecv1connect.JobServiceResumeJobProcedure: {body: `{"name":"JOB"}`},
+	dsecv1connect.JobServiceKillJobProcedure:   {body: `{"name":"none"}`},
+	dsecv1connect.JobServiceEndJobProcedure:    {body: `{"name":"JOB"}`},
 
 	dsecv1connect.ProcessServiceExecProcedure:          {body: `{"sandboxId":"%s","command":{"argv":["true"]}}`, field: "sandbox_id"},
 	dsecv1connect.ProcessServiceStartProcedure:         {body: `{"sandboxId":"%s","command":{"argv":["true"]}}`, field: "sandbox_id"},
@@ -178,6 +189,8 @@ func (g *guard) sandbox(c *client.Client) (id, session string) {
 	sb, err := c.CreateSandbox(ctx, client.SandboxOptions{Backend: "fake"})
 	check(t, err)
 	t.Cleanup(func() { _ = sb.Kill(context.WithoutCancel(ctx)) })
+	_, err = c.CreateJob(ctx, jobOf(string(sb.ID())), client.JobOptions{})
+	check(t, err)
 	open, stop := io.Pipe()
 	t.Cleanup(func() { _ = stop.Close() })
 	if g.row.field == "" {
@@ -205,12 +218,15 @@ func (g *guard) sandbox(c *client.Client) (id, session string) {
 	return string(sb.ID()), n.ID()
 }
 
+// jobOf is the job that a sandbox of the tests has beside it.
+func jobOf(id string) string { return "job of " + id }
+
 // want calls the route. code empty is a success; status 0 is any.
 func (g *guard) want(name, key, id, session string, code dsec.Code, status int) {
 	g.t.Helper()
 	quoted, err := json.Marshal(id)
 	check(g.t, err)
-	body := strings.ReplaceAll(g.row.body, "SESSION", session)
+	body := strings.NewReplacer("SESSION", session, "JOB", jobOf(id)).Replace(g.row.body)
 	body = strings.ReplaceAll(body, `"%s"`, string(quoted))
 	gotStatus, e := g.call(key, body)
 	got := dsec.Code("")

@@ -129,7 +129,7 @@ func (b *jobs) create(ctx context.Context, project, name string, j job) (job, er
 		if err == nil {
 			return b.heartbeat(ctx, project, name)
 		}
-		if dsec.CodeOf(err) != dsec.CodeNotFound {
+		if !isCode(err, dsec.CodeNotFound) {
 			return job{}, err
 		}
 		// The lease first: a job without one has expired.
@@ -137,7 +137,7 @@ func (b *jobs) create(ctx context.Context, project, name string, j job) (job, er
 			return job{}, err
 		}
 		rev, err := store.Create(ctx, b.store, jobPrefix+project+"/"+name, j)
-		if dsec.CodeOf(err) == dsec.CodeConflict && try < jobTries {
+		if isCode(err, dsec.CodeConflict) && try < jobTries {
 			continue
 		}
 		if err != nil {
@@ -173,7 +173,7 @@ func (b *jobs) change(ctx context.Context, project, name string, f func(job) (ne
 			return j, err
 		}
 		rev, err = store.PutIf(ctx, b.store, key, next, store.UnchangedSince(key, rev))
-		if dsec.CodeOf(err) == dsec.CodeConflict && try < jobTries {
+		if isCode(err, dsec.CodeConflict) && try < jobTries {
 			continue
 		}
 		if err != nil {
@@ -182,6 +182,8 @@ func (b *jobs) change(ctx context.Context, project, name string, f func(job) (ne
 		return next, b.docs.Wait(ctx, rev)
 	}
 }
+
+func isCode(err error, code dsec.Code) bool { return err != nil && dsec.CodeOf(err) == code }
 
 func (b *jobs) heartbeat(ctx context.Context, project, name string) (job, error) {
 	j, _, err := b.get(ctx, project, name)

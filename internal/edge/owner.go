@@ -61,7 +61,7 @@ func (s *sandbox) tagOf(process uint64) string {
 	return s.tags[process]
 }
 
-// cutOff reports whether a process whose caller is gone is to be killed, and
+// cutOff reports whether a process whose caller is gone is to be killed now, and
 // remembers that it was, over a restart of the edge too.
 func (e *Edge) cutOff(s *sandbox, process uint64) bool {
 	s.mu.Lock()
@@ -73,7 +73,24 @@ func (e *Edge) cutOff(s *sandbox, process uint64) bool {
 		s.cut = slices.Delete(s.cut, 0, 1)
 	}
 	e.writeCut(s)
+	return !s.killLater()
+}
+
+// killLater has the commands that were cut off killed when the sandbox resumes, where it
+// is paused: it can be told nothing now. The caller holds s.mu.
+func (s *sandbox) killLater() bool {
+	if s.paused == nil {
+		return false
+	}
+	s.paused.cut = true
 	return true
+}
+
+// cutSoFar are the processes that were cut off.
+func (s *sandbox) cutSoFar() []uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.cut)
 }
 
 // spared forgets that: there was no such process to kill.

@@ -33,6 +33,7 @@ type pausing struct {
 	at            time.Duration // on the boot clock
 	until         time.Duration // on the boot clock; 0 is never
 	countLifetime bool
+	cut           bool // callers of commands have left meanwhile
 
 	out  backend.PagedOut // of the memory, once done is closed
 	stop context.CancelFunc
@@ -145,7 +146,9 @@ func (e *Edge) publishPause(s *sandbox, p backend.Pauser, o pauseOptions) error 
 		_ = s.move(dsec.StateRunning, reason)
 		return err
 	}
-	s.dropClient()
+	if s.calls == 0 {
+		s.dropClient()
+	}
 	e.beginPageOut(s, p)
 	return nil
 }
@@ -183,9 +186,9 @@ func (e *Edge) resume(ctx context.Context, s *sandbox) error {
 	}
 	defer s.giveTurn()
 	s.mu.Lock()
-	p, _ := s.instance.(backend.Pauser)
-	own := s.paused
+	inst, own := s.instance, s.paused
 	s.mu.Unlock()
+	p, _ := inst.(backend.Pauser) // it was paused
 	own.stop()
 	<-own.done
 	free, err := e.makeRoom(own.out.Before - own.out.After)
@@ -202,6 +205,9 @@ func (e *Edge) resume(ctx context.Context, s *sandbox) error {
 	if err := p.Resume(ctx); err != nil {
 		e.staysPaused(s, own)
 		return e.frozen(s, err)
+	}
+	if own.cut {
+		e.killCut(s, inst, s.cutSoFar()) // before it takes calls
 	}
 	e.metrics.resumed.Inc()
 	e.arm(s)

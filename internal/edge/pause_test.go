@@ -269,6 +269,42 @@ func TestPausedSandboxesSurviveARestart(t *testing.T) {
 	}
 }
 
+// TestWhoLeavesAPausedCommandKillsIt: as soon as it could go on, also where the edge was
+// restarted meanwhile.
+func TestWhoLeavesAPausedCommandKillsIt(t *testing.T) {
+	for _, restart := range []bool{false, true} {
+		n := newNode(t, nil)
+		id := n.create(&dsecv1.CreateRequest{})
+		ctx, leave := context.WithCancel(t.Context())
+		s, err := n.process.Start(ctx, connect.NewRequest(&dsecv1.StartRequest{SandboxId: id, Command: &dsecv1.Command{Shell: "sleep 1000"}}))
+		if err != nil || !s.Receive() {
+			t.Fatal(err)
+		}
+		process := s.Msg().GetStarted().GetProcessId()
+		n.mustPause(id, nil)
+		leave()
+		n.quiet()
+		if s := n.get(id); s.State != "paused" {
+			t.Fatalf("%s, want paused", s.State)
+		}
+		if restart {
+			n.restart()
+		}
+		if _, err := n.resume(id); err != nil {
+			t.Fatal(err)
+		}
+		list, err := n.process.ListProcesses(t.Context(), connect.NewRequest(&dsecv1.ListProcessesRequest{SandboxId: id}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range list.Msg.Processes {
+			if p.ProcessId == process && p.Fault == "" {
+				t.Errorf("restarted: %v: it goes on: %v", restart, p)
+			}
+		}
+	}
+}
+
 // TestPauseThatFailsChangesNothing: nor does a resume.
 func TestPauseThatFailsChangesNothing(t *testing.T) {
 	var pauseErr, resumeErr error

@@ -292,7 +292,9 @@ func (e *Edge) adopt(ctx context.Context, s *sandbox) bool {
 	s.mu.Unlock()
 	e.watch(s, inst)
 	e.arm(s)
-	if len(cut) > 0 {
+	if s.paused != nil {
+		s.paused.cut = len(cut) > 0
+	} else if len(cut) > 0 {
 		e.run(func() { e.killCut(s, inst, cut) })
 	}
 	return true

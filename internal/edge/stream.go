@@ -158,6 +158,12 @@ func (c *call) kill(process uint64) {
 	case dsec.CodeOf(err) == dsec.CodeNotFound:
 		c.e.spared(c.s, process)
 	default:
+		c.s.mu.Lock()
+		later := c.s.killLater() // it was being frozen
+		c.s.mu.Unlock()
+		if later {
+			return
+		}
 		c.e.log.Warn("command of a client that went away is not killed", "sandbox", c.s.id, "process", process, "err", err)
 	}
 }
