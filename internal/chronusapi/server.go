@@ -94,17 +94,17 @@ type server struct {
 	files FileHandler // nil where files are not served
 }
 
-// readPreface checks name and version. There is no version before this one yet.
+// readPreface checks name and version.
 func (s *server) readPreface() error {
-	var p [len(preface)]byte
+	var p [len(preface) + 1]byte
 	if _, err := io.ReadFull(s.r, p[:]); err != nil {
 		return err
 	}
-	if !bytes.Equal(p[:4], preface[:4]) {
+	if !bytes.Equal(p[:4], preface[:]) {
 		return errMalformed
 	}
-	if p[4] != Version {
-		err := dsec.Errorf(dsec.CodeUnsupported, "chronus speaks version %d, not %d", Version, p[4])
+	if p[4] != Version && p[4] != Version-1 {
+		err := dsec.Errorf(dsec.CodeUnsupported, "chronus speaks versions %d and %d, not %d", Version-1, Version, p[4])
 		return errors.Join(err, s.answer(err, nil))
 	}
 	return nil
