@@ -8,7 +8,7 @@
 // A backend's job ends at Dial. Commands, files and terminals go through
 // chronus and are the same on every kind. What differs between backends is
 // data, in Info, or an optional interface, found by assertion: Grouper, Caller,
-// FileServer, DiskSharer, DiskUser and NodeUser here, later Pauser, Snapshotter, Resizer, Reclaimer and Displayer. A backend never
+// FileServer, Pauser, DiskSharer, DiskUser and NodeUser here, later Snapshotter, Resizer, Reclaimer and Displayer. A backend never
 // implements a method to say "not supported".
 //
 // A life, as the edge drives it:
@@ -198,6 +198,36 @@ type DiskUser interface {
 	// have failed for that. It may say so of times around it, too. It knows of an
 	// instance that has ended as well.
 	DiskStarved(from, until time.Time) bool
+}
+
+// Pauser is implemented by instances whose processes can be stopped where they are
+// and go on later. Calls of chronus that are made meanwhile wait, as long as their
+// contexts do, and streams stand still. It may be called from any goroutine; a
+// Destroy waits for none of its methods, and works at any time.
+type Pauser interface {
+	// Paused reports whether it is paused, as one may be that Recover took over.
+	Paused() bool
+	// Pause stops every process where it is. Time that passes until Resume counts for
+	// no timeout of a command. On error, which is unavailable where a process cannot be
+	// stopped now, and unsupported where the instance is of an older version, nothing has
+	// changed. A paused one stays so.
+	Pause(ctx context.Context) error
+	// PageOut has what the paused instance has in memory written into the host's swap.
+	// It may be given up at any time by ctx, and is by Resume; what was moved by then is
+	// told, and does no harm. Its error is conflict where the instance is not paused.
+	PageOut(ctx context.Context) (PagedOut, error)
+	// Resume has all go on where it was; what is in swap comes back meanwhile. One that
+	// is not paused stays so. Once it begins to go on, ctx does not end that.
+	Resume(ctx context.Context) error
+}
+
+// PagedOut tells what PageOut did.
+type PagedOut struct {
+	// Before and After are how many bytes of memory the instance had.
+	Before, After int64
+	// Reason tells, for people, why nothing or not all could be moved; empty: what
+	// could be was.
+	Reason string
 }
 
 // NodeUser is implemented by instances whose commands may be killed for the sake of

@@ -125,10 +125,12 @@ func (g *Group) setV1Memory(bytes int64) error {
 
 // Memory is how many bytes are charged to the commands now.
 func (g *Group) Memory() (int64, error) {
+	at, name := g.tree.v1["memory"], g.name+"/memory.usage_in_bytes"
 	if g.tree.layout.Unified {
-		return readInt(g.tree.v2, g.name+"/work/memory.current")
+		at, name = g.tree.v2, g.name+"/work/memory.current"
 	}
-	return readInt(g.tree.v1["memory"], g.name+"/memory.usage_in_bytes")
+	n, err := readInt(at, name)
+	return n, gone(err)
 }
 
 // KernelMemory is how many bytes of Memory are the kernel's.

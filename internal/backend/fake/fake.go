@@ -40,6 +40,10 @@ type Options struct {
 	OnDial    func(id dsec.SandboxID) error
 	OnDestroy func(ctx context.Context, id dsec.SandboxID) error
 	OnProbe   func() error
+	OnPause   func(ctx context.Context, id dsec.SandboxID) error
+	OnResume  func(ctx context.Context, id dsec.SandboxID) error
+	// OnPageOut, where set, is called in its place.
+	OnPageOut func(ctx context.Context, id dsec.SandboxID) (backend.PagedOut, error)
 
 	// DiskStarved, where set, is what the backend says of the disk that its
 	// instances share, and DiskMost, where positive, the most of it for one.
@@ -218,6 +222,7 @@ type machine struct {
 	limited bool // commands need groups
 	groups  int  // free ones
 	chronus *chronus
+	pause   standstill
 }
 
 func (m *machine) dead() bool {
@@ -289,7 +294,7 @@ func (i *Instance) Dial(context.Context) (net.Conn, error) {
 	go func() {
 		defer close(served)
 		// The error is the peer's going away in mid-call.
-		_ = chronusapi.Serve(ctx, server, i.service())
+		_ = chronusapi.Serve(ctx, standingConn{server, i.machine}, i.service())
 	}()
 	go func() {
 		defer cancel()

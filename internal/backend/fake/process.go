@@ -74,6 +74,7 @@ type process struct {
 	pid     int
 	argv    []string
 	started time.Time
+	begun   time.Duration // how long the machine had lived
 	pty     bool
 	session string
 	spool   *spool
@@ -119,6 +120,7 @@ func closed(c <-chan struct{}) bool {
 // output writes to the spool of a command until its killed channel is closed
 // or the command's output limit is reached.
 type output struct {
+	m      *machine
 	p      *process
 	stream chronusapi.Stream
 	done   <-chan struct{}
@@ -128,7 +130,7 @@ var errKilled = errors.New("killed")
 
 // Write implements io.Writer.
 func (o output) Write(b []byte) (int, error) {
-	if closed(o.done) {
+	if closed(o.done) || !o.m.pass(o.done) {
 		return 0, errKilled
 	}
 	n, over := len(b), false
@@ -196,7 +198,7 @@ func (c *chronus) newProcess(argv []string, session string) (*process, error) {
 	}
 	c.lastID++
 	p := &process{
-		id: c.lastID, pid: int(c.lastID) + 1, argv: argv, started: time.Now(), session: session,
+		id: c.lastID, pid: int(c.lastID) + 1, argv: argv, started: time.Now(), begun: c.m.live(), session: session,
 		spool: &spool{}, in: &input{}, killed: make(chan struct{}), tree: make(chan struct{}),
 	}
 	c.procs[p.id] = p
@@ -230,7 +232,7 @@ func (c *chronus) finish(p *process, code int) {
 	p.mu.Lock()
 	o := dsec.Outcome{
 		Code: code, Signal: p.signal, TimedOut: p.timedOut, OutputLimit: p.outputLimit,
-		Started: p.started, Duration: time.Since(p.started), MaxRSS: 1 << 20,
+		Started: p.started, Duration: c.m.live() - p.begun, MaxRSS: 1 << 20,
 	}
 	p.mu.Unlock()
 	if o.Signal != 0 {
@@ -286,10 +288,10 @@ func (c *chronus) Start(ctx context.Context, req chronusapi.StartRequest, sink c
 		p.pty, p.size = true, *req.PTY
 	}
 	if cmd.Timeout > 0 {
-		stop := time.AfterFunc(cmd.Timeout, func() { p.expire() })
+		stop := c.m.after(cmd.Timeout, p.expire)
 		defer func() {
 			if !req.Detach {
-				stop.Stop()
+				stop()
 			}
 		}()
 	}
@@ -344,9 +346,9 @@ func (c *chronus) run(p *process, argv, env []string, cwd string) int {
 		cwd = "/"
 	}
 	t := &task{c: c, p: p, args: argv, env: newEnviron(env), cwd: cwd, done: p.killed, stdin: inputReader{p.in, p.killed}}
-	t.stdout, t.stderr = output{p, chronusapi.Stdout, p.killed}, output{p, chronusapi.Stderr, p.killed}
+	t.stdout, t.stderr = output{c.m, p, chronusapi.Stdout, p.killed}, output{c.m, p, chronusapi.Stderr, p.killed}
 	if p.pty {
-		t.stdout = output{p, chronusapi.PTY, p.killed}
+		t.stdout = output{c.m, p, chronusapi.PTY, p.killed}
 		t.stderr = t.stdout
 	}
 	return programs[path.Base(argv[0])](t)
@@ -403,7 +405,7 @@ func (c *chronus) WriteStdin(ctx context.Context, id uint64, data []byte, eof bo
 			p.kill(2, true)
 			return len(data), nil
 		}
-		_, _ = output{p, chronusapi.PTY, p.killed}.Write([]byte(strings.ReplaceAll(string(data), "\n", "\r\n")))
+		_, _ = output{c.m, p, chronusapi.PTY, p.killed}.Write([]byte(strings.ReplaceAll(string(data), "\n", "\r\n")))
 		if i := slices.Index(data, 4); i >= 0 { // ^D
 			n, err := p.in.write(ctx, data[:i], true)
 			return n + len(data) - i, err

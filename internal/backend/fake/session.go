@@ -109,14 +109,14 @@ func (c *chronus) RunCommand(ctx context.Context, cmd chronusapi.SessionCommand,
 		return ctx.Err()
 	}
 	p := &process{
-		id: s.proc.id, pid: s.proc.pid, started: time.Now(), limit: cmd.OutputLimit,
+		id: s.proc.id, pid: s.proc.pid, started: time.Now(), begun: c.m.live(), limit: cmd.OutputLimit,
 		spool: &spool{lossless: true}, in: &input{eof: true}, killed: make(chan struct{}), tree: make(chan struct{}),
 	}
 	s.mu.Lock()
 	s.current = p
 	s.mu.Unlock()
 	if cmd.Timeout > 0 {
-		defer time.AfterFunc(cmd.Timeout, p.expire).Stop()
+		defer c.m.after(cmd.Timeout, p.expire)()
 	}
 	defer context.AfterFunc(ctx, func() {
 		if context.Cause(ctx) == chronusapi.ErrInterrupt { // it is never wrapped
@@ -139,13 +139,13 @@ func (c *chronus) RunCommand(ctx context.Context, cmd chronusapi.SessionCommand,
 func (s *session) run(p *process, script string) {
 	s.shell.p, s.shell.done = p, p.killed
 	s.shell.stdin = inputReader{p.in, p.killed}
-	s.shell.stdout, s.shell.stderr = output{p, chronusapi.Stdout, p.killed}, output{p, chronusapi.Stderr, p.killed}
+	s.shell.stdout, s.shell.stderr = output{s.shell.c.m, p, chronusapi.Stdout, p.killed}, output{s.shell.c.m, p, chronusapi.Stderr, p.killed}
 	code := s.shell.run(script)
 	exited := s.shell.exited
 	p.mu.Lock()
 	o := dsec.Outcome{
 		Code: code, Signal: p.signal, TimedOut: p.timedOut, OutputLimit: p.outputLimit, Claimed: true,
-		Started: p.started, Duration: time.Since(p.started),
+		Started: p.started, Duration: s.shell.c.m.live() - p.begun,
 	}
 	p.mu.Unlock()
 	if o.Signal != 0 {

@@ -197,6 +197,9 @@ func (s *shell) dispatch(t *task) int {
 		_, _ = fmt.Fprintf(t.stderr, "sh: %s: not found\n", t.args[0])
 		return 127
 	}
+	if !t.c.m.pass(t.done) {
+		return 1
+	}
 	return program(t)
 }
 
