@@ -221,10 +221,22 @@ static void info_call(struct conn *c, struct dec *d) {
 	conn_answer(c, &b);
 }
 
+// hold_call has the time of commands stand still or go on. Between the two the
+// sandbox is frozen, and thawed again, by the host.
+static void hold_call(struct conn *c, struct dec *d) {
+	bool hold = get_bool(d);
+	if (!dec_ok(d)) {
+		conn_close(c);
+		return;
+	}
+	live_hold(hold);
+	conn_answer(c, NULL);
+}
+
 void call_serve(struct conn *c, uint8_t call, struct dec *d) {
 	struct err e;
 	bool rights = call == CALL_SETUP || call == CALL_ADD_GROUP;
-	if ((c->fds_len > 0 && !rights) || call < CALL_INFO || call > CALL_INTERRUPT) {
+	if ((c->fds_len > 0 && !rights) || call < CALL_INFO || call > CALL_HOLD) {
 		conn_close(c); // descriptors that nobody asked for, or no call
 		return;
 	}
@@ -246,6 +258,7 @@ void call_serve(struct conn *c, uint8_t call, struct dec *d) {
 	case CALL_SESSIONS: sessions_call(c, d); return;
 	case CALL_CLOSE_SESSION: session_call(c, d, session_close); return;
 	case CALL_INTERRUPT: session_call(c, d, session_interrupt); return;
+	case CALL_HOLD: hold_call(c, d); return;
 	case CALL_SETUP: setup_call(c, d); return;
 	case CALL_ADD_GROUP: add_group_call(c, d); return;
 	default: conn_close(c); // a call for files, which come another way

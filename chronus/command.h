@@ -6,7 +6,7 @@
 #include "err.h"
 
 // Limits of the protocol, as internal/chronusapi has them.
-#define VERSION 1
+#define VERSION 2
 #define MAX_FRAME (256u << 10)
 #define MAX_CHUNK (64u << 10)
 #define MAX_ARG_BYTES (2u << 20)

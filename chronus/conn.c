@@ -12,7 +12,7 @@
 #define MAX_FDS 209  // that come with one message: Setup's
 #define OUT_ROOM (32u << 10) // bytes that are put before they are sent
 
-static const uint8_t preface[HEADER_LEN] = {'d', 's', 'e', 'c', VERSION};
+static const uint8_t preface[HEADER_LEN - 1] = {'d', 's', 'e', 'c'};
 static struct conn *unsettled;
 
 static void unsettle(struct conn *c) {
@@ -99,12 +99,13 @@ static void header_done(struct conn *c) {
 
 static void preface_done(struct conn *c) {
 	struct err e;
+	uint8_t version = c->head[HEADER_LEN - 1];
 	c->head_len = 0;
 	c->greeted = true;
-	if (memcmp(c->head, preface, HEADER_LEN - 1) != 0) {
+	if (memcmp(c->head, preface, sizeof preface) != 0) {
 		conn_close(c);
-	} else if (c->head[HEADER_LEN - 1] != VERSION) {
-		err_set(&e, UNSUPPORTED, "", "chronus speaks version %d, not %d", VERSION, c->head[HEADER_LEN - 1]);
+	} else if (version != VERSION && version != VERSION - 1) {
+		err_set(&e, UNSUPPORTED, "", "chronus speaks versions %d and %d, not %d", VERSION - 1, VERSION, version);
 		conn_refuse(c, &e);
 		flush(c);
 		conn_close(c);

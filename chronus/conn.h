@@ -23,6 +23,7 @@ enum {
 	CALL_SETUP = CALL_CLOSE_SESSION + 10,
 	CALL_ADD_GROUP,
 	CALL_INTERRUPT,
+	CALL_HOLD, // since version 2
 
 	FRAME_RESULT = 0x80, // last of a call: it worked
 	FRAME_ERROR,         // last of a call: it did not

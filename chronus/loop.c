@@ -11,7 +11,9 @@
 static int epoll_fd = -1;
 static struct epoll_event batch[16]; // what the kernel told last
 static int batch_len;
-static struct timer *timers; // the next one first
+static struct timer *timers[2]; // of now() and of live(), the next one first
+static uint64_t held_at;        // live() while that stands still; 0: it does not
+static uint64_t skipped;        // by how much it is behind now()
 
 void loop_init(void) {
 	epoll_fd = epoll_create1(EPOLL_CLOEXEC);
@@ -49,11 +51,20 @@ void watch_close(struct watch *w) {
 	w->fd = -1;
 }
 
+uint64_t live(void) { return held_at ? held_at : now() - skipped; }
+
+void live_hold(bool hold) {
+	uint64_t t = live();
+	if (held_at && !hold)
+		skipped = now() - t;
+	held_at = hold ? t : 0;
+}
+
 void timer_stop(struct timer *t) {
 	if (!t->at)
 		return;
 	t->at = 0;
-	for (struct timer **p = &timers; *p; p = &(*p)->next)
+	for (struct timer **p = &timers[t->live]; *p; p = &(*p)->next)
 		if (*p == t) {
 			*p = t->next;
 			return;
@@ -63,7 +74,7 @@ void timer_stop(struct timer *t) {
 void timer_set(struct timer *t, uint64_t at) {
 	timer_stop(t);
 	t->at = at ? at : 1;
-	struct timer **p = &timers;
+	struct timer **p = &timers[t->live];
 	while (*p && (*p)->at <= t->at)
 		p = &(*p)->next;
 	t->next = *p;
@@ -82,12 +93,25 @@ static int wait_events(uint64_t ns) {
 	return epoll_wait(epoll_fd, batch, sizeof batch / sizeof *batch, (int)((ns + MILLISECOND - 1) / MILLISECOND));
 }
 
-void loop_once(uint64_t max) {
-	uint64_t ns = max;
-	if (timers) {
-		uint64_t t = now();
-		ns = timers->at <= t ? 0 : min_u64(max, timers->at - t);
+// until_first is how long the first timer of a list is away, at most max.
+static uint64_t until_first(const struct timer *first, uint64_t t, uint64_t max) {
+	return !first ? max : first->at <= t ? 0 : min_u64(max, first->at - t);
+}
+
+// Those that are set meanwhile for now wait for the next round.
+static void fire_timers(struct timer **list, uint64_t t) {
+	while (*list && (*list)->at <= t) {
+		struct timer *first = *list;
+		*list = first->next;
+		first->at = 0;
+		first->fire(first);
 	}
+}
+
+void loop_once(uint64_t max) {
+	uint64_t ns = until_first(timers[0], now(), max);
+	if (!held_at)
+		ns = until_first(timers[1], live(), ns);
 	int n = wait_events(ns);
 	batch_len = n > 0 ? n : 0;
 	for (int i = 0; i < batch_len; i++) {
@@ -96,13 +120,7 @@ void loop_once(uint64_t max) {
 			w->ready(w, batch[i].events);
 	}
 	batch_len = 0;
-	if (!timers)
-		return;
-	// Those that are set meanwhile for now wait for the next round.
-	for (uint64_t t = now(); timers && timers->at <= t;) {
-		struct timer *first = timers;
-		timers = first->next;
-		first->at = 0;
-		first->fire(first);
-	}
+	fire_timers(&timers[0], now());
+	if (!held_at)
+		fire_timers(&timers[1], live());
 }

@@ -23,9 +23,17 @@ bool watch_set(struct watch *w, uint32_t events);
 // kernel has told already is delivered any more, so w may be freed.
 void watch_close(struct watch *w);
 
-// timer calls fire once, at the time `at` of now().
+// live is now() without the times in which the sandbox was held, and stands still
+// while it is: for all that an agent's time is measured by.
+uint64_t live(void);
+// live_hold has live stand still, or go on, where it does not yet.
+void live_hold(bool hold);
+
+// timer calls fire once, at the time `at` of now(), or of live(): then not while
+// that stands still.
 struct timer {
 	uint64_t at; // 0: not set
+	bool live;   // set once
 	void (*fire)(struct timer *);
 	struct timer *next;
 };

@@ -77,7 +77,7 @@ static void complete(struct process *p) {
 	p->outcome = outcome_of(p);
 	p->has_outcome = true;
 	p->end_seq = p->spool.next;
-	p->finished = now();
+	p->finished = live();
 	spool_trim(&p->spool);
 	running--;
 	input_close(&p->input);
@@ -110,7 +110,7 @@ void process_drained(struct process *p) {
 void process_reaped(struct process *p, const struct exit *e) {
 	p->ended = true;
 	p->exit = *e;
-	p->elapsed = now() - p->started_at;
+	p->elapsed = live() - p->started_at;
 	if (p->group)
 		group_give_back(p->group);
 	timer_stop(&p->timer);

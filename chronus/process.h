@@ -56,7 +56,7 @@ struct process {
 	bool is_terminal;
 	int pty; // the leader, owned by outputs[0]; -1 where there is none any more
 	int64_t started;     // wall
-	uint64_t started_at; // now
+	uint64_t started_at; // live
 	struct timer timer;  // of the timeout
 	bool timed_out;
 	struct exit exit;
@@ -81,7 +81,7 @@ struct process {
 	bool has_outcome;     // set once all that was written before the exit is in the spool
 	struct outcome outcome;
 	uint64_t end_seq; // spool.next then
-	uint64_t finished, told; // when: of the outcome, and of its first delivery; 0: not yet
+	uint64_t finished, told; // live: of the outcome, and of its first delivery; 0: not yet
 };
 
 extern struct process *processes; // that started

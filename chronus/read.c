@@ -64,7 +64,7 @@ static void tell_exit(struct conn *c) {
 	buf_free(&b);
 	conn_answer(c, NULL);
 	if (!r->command && !r->p->told)
-		r->p->told = now();
+		r->p->told = live();
 	reader_remove(c);
 }
 

@@ -45,7 +45,7 @@ const char session_sh_loop[] = "__dsec_status() { return \"$1\"; }\n"
 struct run {
 	uint64_t number; // 0: there is none
 	int64_t started; // wall
-	uint64_t started_at;
+	uint64_t started_at; // live
 	uint64_t from; // first byte of output
 	int64_t oom_start;
 	int *before; // processes that ran before it, sorted
@@ -145,7 +145,7 @@ void session_open(struct conn *c, const struct start *start) {
 	struct session *s = xcalloc(sizeof *s);
 	s->files = (struct session_files){-1, -1, -1, -1, -1};
 	s->text = (struct text){.fd = -1, .feed.fd = -1, .broken = on_text_broken};
-	s->timeout.fire = on_timeout;
+	s->timeout = (struct timer){.fire = on_timeout, .live = true};
 	s->interrupt.fire = on_interrupt;
 	snprintf(s->id, sizeof s->id, "s%llu", (unsigned long long)++last_id);
 	s->next = sessions; // holds the place
@@ -212,7 +212,7 @@ static void begin(struct session *s, struct conn *c, const struct session_comman
 		conn_refuse(c, &e);
 		return;
 	}
-	*r = (struct run){.number = ++s->last, .started = wall(), .started_at = now(), .from = p->spool.next, .reader = c};
+	*r = (struct run){.number = ++s->last, .started = wall(), .started_at = live(), .from = p->spool.next, .reader = c};
 	r->before = process_family(p, &r->before_len);
 	if (p->group)
 		r->oom_start = group_oom_kills(p->group);
@@ -296,7 +296,7 @@ static void complete(struct session *s, const struct outcome *shell) {
 	o.claimed = true;
 	o.timed_out = o.timed_out || r->timed_out;
 	o.started = r->started;
-	o.duration = now() - r->started_at;
+	o.duration = live() - r->started_at;
 	o.output_limit = p->over;
 	p->over = false;
 	p->limit = 0;
@@ -391,7 +391,7 @@ static void on_timeout(struct timer *t) {
 	// shell has told by now is read first. Not for ever, since anybody can write there.
 	if (s->run.late < LATE_ROUNDS && poll(&f, 1, 0) > 0) {
 		s->run.late++;
-		timer_set(t, now());
+		timer_set(t, live());
 		return;
 	}
 	s->run.timed_out = true;

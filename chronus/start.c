@@ -109,7 +109,7 @@ static struct process *new_process(const struct start *s) {
 	struct process *p = xcalloc(sizeof *p);
 	p->pty = p->exec.fd = p->input.w.fd = -1;
 	p->exec.ready = on_told;
-	p->timer.fire = on_timeout;
+	p->timer = (struct timer){.fire = on_timeout, .live = true};
 	p->input.p = p;
 	p->limit = (uint64_t)s->cmd.output_limit;
 	p->detached = s->detach;
@@ -136,7 +136,7 @@ static bool fork_child(struct process *p, const struct start *s, const struct ch
 		.pty = s->pty, .session = p->session ? session_files(p->session) : NULL, .told = f->told,
 	};
 	p->started = wall();
-	p->started_at = now();
+	p->started_at = live();
 	p->pid = child_clone(p->group ? p->group->dir : -1);
 	if (p->pid == 0)
 		child_run(&plan);

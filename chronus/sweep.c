@@ -7,11 +7,11 @@
 #define SWEEP_EVERY (10 * SECOND)
 
 static void on_sweep(struct timer *t);
-static struct timer sweeper = {.fire = on_sweep};
+static struct timer sweeper = {.fire = on_sweep, .live = true};
 
 void sweep_later(void) {
 	if (!sweeper.at)
-		timer_set(&sweeper, now() + SWEEP_EVERY);
+		timer_set(&sweeper, live() + SWEEP_EVERY);
 }
 
 // delivered reports whether the one reader that there was to be has all. What
@@ -21,7 +21,7 @@ static bool delivered(const struct process *p) { return p->told && !p->detached;
 static bool idle(const struct process *p) { return p->has_outcome && !p->readers; }
 
 static void on_sweep(struct timer *timer) {
-	uint64_t t = now();
+	uint64_t t = live();
 	bool left = false;
 	for (struct process *p = processes, *next; p; p = next) {
 		next = p->next;

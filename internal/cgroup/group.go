@@ -8,7 +8,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -357,70 +356,7 @@ func (g *Group) KillCommands() error {
 			errs = append(errs, err)
 			continue
 		}
-		errs = append(errs, waitFrozen(g.tree.v2, dir), killAll(g.tree.v2, dir), writeAt(g.tree.v2, dir+"/cgroup.freeze", "0"))
-	}
-	return errors.Join(errs...)
-}
-
-// freezeTimeout bounds how long a kill waits for processes that cannot be frozen yet.
-const freezeTimeout = time.Second
-
-// waitFrozen waits until no process of a cgroup is in a fork, whose child would not
-// be seen. A process that waits for a disk cannot be frozen; it does not fork either.
-func waitFrozen(v2 int, dir string) error {
-	events, err := unix.Openat(v2, dir+"/cgroup.events", unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return err
-	}
-	defer unix.Close(events)
-	b := make([]byte, 256)
-	for until := time.Now().Add(freezeTimeout); ; {
-		n, err := unix.Pread(events, b, 0)
-		if err != nil {
-			return err
-		}
-		if frozen, _ := lookup(b[:n], "frozen"); frozen != 0 {
-			return nil
-		}
-		left := time.Until(until)
-		if left <= 0 {
-			return nil
-		}
-		_, err = unix.Poll([]unix.PollFd{{Fd: int32(events), Events: unix.POLLPRI}}, int(left.Milliseconds())+1)
-		if err != nil && err != unix.EINTR {
-			return err
-		}
-	}
-}
-
-// killAll kills each process of a cgroup by a descriptor that it had while the
-// process was in it: its number may be another's by the time of the kill.
-func killAll(v2 int, dir string) error {
-	pids, err := readPIDs(v2, dir)
-	if err != nil {
-		return err
-	}
-	fds := make(map[int]int, len(pids))
-	for _, pid := range pids {
-		if fd, err := unix.PidfdOpen(pid, 0); err == nil {
-			fds[pid] = fd
-		}
-	}
-	defer func() {
-		for _, fd := range fds {
-			_ = unix.Close(fd)
-		}
-	}()
-	if pids, err = readPIDs(v2, dir); err != nil {
-		return err
-	}
-	var errs []error
-	for _, pid := range pids {
-		if fd, ok := fds[pid]; ok {
-			if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && err != unix.ESRCH {
-				errs = append(errs, err)
-			}
-		}
+		errs = append(errs, g.waitToKill(dir), killAll(g.tree.v2, dir), writeAt(g.tree.v2, dir+"/cgroup.freeze", "0"))
 	}
 	return errors.Join(errs...)
 }

@@ -58,6 +58,7 @@ var helpers = map[string]func(){
 		fmt.Println("flooded")
 		_, _ = os.Stdin.Read(make([]byte, 1))
 	},
+	"hold": holdMemory,
 	// clone starts /bin/true in the group on descriptor 3, with the rights of
 	// whoever runs it.
 	"clone": func() {
@@ -183,14 +184,25 @@ func output(t testing.TB, cmd *exec.Cmd) (string, error) {
 // chronus runs a process where chronus lives: in the group, outside its limits.
 func chronus(t testing.TB, g *Group, script string) *exec.Cmd {
 	t.Helper()
+	return start(t, chronusCommand(t, g, script))
+}
+
+// chronusCommand is a command of chronus's place in the group.
+func chronusCommand(t testing.TB, g *Group, script string) *exec.Cmd {
+	t.Helper()
 	fd, err := g.Open()
+	check(t, err)
+	t.Cleanup(func() { _ = unix.Close(fd) })
+	cmd := exec.Command("/bin/sh", "-c", script)
+	cmd.SysProcAttr = &unix.SysProcAttr{UseCgroupFD: true, CgroupFD: fd}
+	return cmd
+}
+
+func check(t testing.TB, err error) {
+	t.Helper()
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer unix.Close(fd)
-	cmd := exec.Command("/bin/sh", "-c", script)
-	cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: fd}
-	return start(t, cmd)
 }
 
 func oomKills(t testing.TB, c *CommandGroup) int64 {

@@ -55,9 +55,16 @@ func (g *Group) setV2(l dsec.Limits) error {
 	if err := writeAt(g.tree.v2, g.name+"/cpu.weight", strconv.FormatInt(weight(shares(l.MilliCPU)), 10)); err != nil {
 		return err
 	}
-	// A limit that swap stretches is none. The file is missing where the
-	// kernel has no swap accounting.
-	err := writeAt(g.tree.v2, work+"memory.swap.max", "0")
+	return g.setSwapMax(noSwap)
+}
+
+// noSwap: a limit that swap stretches is none. PageOut has another for the while.
+const noSwap = "0"
+
+// setSwapMax bounds what the commands may have in swap, on v2. The file is missing
+// where the kernel has no swap accounting.
+func (g *Group) setSwapMax(value string) error {
+	err := writeAt(g.tree.v2, g.name+"/work/memory.swap.max", value)
 	if errors.Is(err, unix.ENOENT) {
 		return nil
 	}
@@ -118,10 +125,12 @@ func (g *Group) setV1Memory(bytes int64) error {
 
 // Memory is how many bytes are charged to the commands now.
 func (g *Group) Memory() (int64, error) {
+	at, name := g.tree.v1["memory"], g.name+"/memory.usage_in_bytes"
 	if g.tree.layout.Unified {
-		return readInt(g.tree.v2, g.name+"/work/memory.current")
+		at, name = g.tree.v2, g.name+"/work/memory.current"
 	}
-	return readInt(g.tree.v1["memory"], g.name+"/memory.usage_in_bytes")
+	n, err := readInt(at, name)
+	return n, gone(err)
 }
 
 // KernelMemory is how many bytes of Memory are the kernel's.

@@ -29,7 +29,7 @@ import (
 )
 
 // Version is the version of the protocol. Each side serves this and the one before.
-const Version = 1
+const Version = 2
 
 // Limits of the protocol.
 const (

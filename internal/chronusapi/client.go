@@ -93,9 +93,11 @@ func (c *Client) takeIdle(typ uint8) *conn {
 	return cn
 }
 
-// take returns an idle connection that still looks alive, or a new one.
+// take returns an idle connection that still looks alive, or a new one: always, where
+// the one before may not speak the version that has the call.
 func (c *Client) take(ctx context.Context, typ uint8) (cn *conn, reused bool, err error) {
-	for {
+	version := versionOf(typ)
+	for version < Version {
 		cn := c.takeIdle(typ)
 		if cn == nil {
 			break
@@ -120,7 +122,7 @@ func (c *Client) take(ctx context.Context, typ uint8) (cn *conn, reused bool, er
 		return nil, false, &dsec.Error{Code: dsec.CodeUnavailable, Message: "chronus cannot be reached", Err: err}
 	}
 	cn = newConn(nc)
-	cn.out = append(cn.out, preface[:]...) // goes out with the first request
+	cn.out = append(append(cn.out, preface[:]...), version) // goes out with the first request
 	return cn, false, nil
 }
 

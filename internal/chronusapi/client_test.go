@@ -258,10 +258,10 @@ func TestInterruptNamesItsSession(t *testing.T) {
 	if err := c.Interrupt(t.Context(), "s7"); err != nil {
 		t.Error(err)
 	}
-	if err := c.Interrupt(t.Context(), "s8"); dsec.CodeOf(err) != dsec.CodeConflict {
+	if err := c.Interrupt(t.Context(), "s8"); err == nil || dsec.CodeOf(err) != dsec.CodeConflict {
 		t.Errorf("got %v", err)
 	}
-	if err := c.Interrupt(t.Context(), ""); dsec.CodeOf(err) != dsec.CodeNotFound {
+	if err := c.Interrupt(t.Context(), ""); err == nil || dsec.CodeOf(err) != dsec.CodeNotFound {
 		t.Errorf("got %v", err)
 	}
 }
@@ -348,5 +348,46 @@ func wantInvalid(t *testing.T, field string, err error) {
 	var de *dsec.Error
 	if !errors.As(err, &de) || de.Code != dsec.CodeInvalid || de.Field != field {
 		t.Errorf("got %v, want invalid %s", err, field)
+	}
+}
+
+// A chronus of the version before serves all that it has, and says of the rest that
+// it does not.
+func TestChronusOfTheVersionBefore(t *testing.T) {
+	var dials atomic.Int32
+	c := NewClient(func(context.Context) (net.Conn, error) {
+		dials.Add(1)
+		ours, theirs := net.Pipe()
+		go func() {
+			defer theirs.Close()
+			s := &server{conn: newConn(theirs), h: &stub{}}
+			var p [len(preface) + 1]byte
+			if _, err := io.ReadFull(s.r, p[:]); err != nil {
+				return
+			}
+			if p[4] != Version-1 {
+				_ = s.answer(dsec.Errorf(dsec.CodeUnsupported, "chronus speaks version %d, not %d", Version-1, p[4]), nil)
+				return
+			}
+			for {
+				typ, payload, err := s.read()
+				if err != nil || s.serve(context.Background(), typ, &dec{b: payload}) != nil {
+					return
+				}
+			}
+		}()
+		return ours, nil
+	})
+	defer c.Close()
+	for range 2 {
+		if _, err := c.Info(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Hold(t.Context()); err == nil || dsec.CodeOf(err) != dsec.CodeUnsupported {
+			t.Errorf("Hold: %v, want unsupported", err)
+		}
+	}
+	if n := dials.Load(); n > 4 {
+		t.Errorf("%d connections", n)
 	}
 }

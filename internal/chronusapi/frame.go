@@ -46,6 +46,7 @@ const (
 	callSetup
 	callAddGroup
 	callInterrupt
+	callHold // since version 2
 
 	frameResult uint8 = 0x80 // last of a call: it worked
 	frameError  uint8 = 0x81 // last of a call: it did not
@@ -58,7 +59,16 @@ const (
 
 // preface is what a client sends first: a name, so that a stray connection
 // is told apart, and the version it speaks.
-var preface = [5]byte{'d', 's', 'e', 'c', Version}
+var preface = [4]byte{'d', 's', 'e', 'c'}
+
+// versionOf is the first version that has a call: which a client speaks to make it,
+// so that a chronus of the version before serves all others.
+func versionOf(call uint8) uint8 {
+	if call == callHold {
+		return Version
+	}
+	return Version - 1
+}
 
 var errMalformed = errors.New("chronusapi: malformed message")
 

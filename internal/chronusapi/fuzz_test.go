@@ -79,7 +79,7 @@ func request(f func(*enc)) []byte {
 
 func framed(msgs ...any) []byte {
 	c := &conn{}
-	c.out = append(c.out, preface[:]...)
+	c.out = append(append(c.out, preface[:]...), Version-1)
 	for i := 0; i < len(msgs); i += 2 {
 		c.put(msgs[i].(uint8), msgs[i+1].([]byte))
 	}
@@ -110,10 +110,10 @@ func FuzzClient(f *testing.F) {
 	}
 	seed := framed(frameEvent, ev(Event{Kind: EventStarted, Process: 1, PID: 2}), frameEvent, ev(Event{Kind: EventOutput, Stream: Stdout, Data: []byte("x")}),
 		frameEvent, ev(Event{Kind: EventGap, To: 4}), frameEvent, ev(exited(3)), frameResult, []byte(nil))
-	f.Add(seed[len(preface):])
-	f.Add(framed(frameError, request(func(e *enc) { e.error(ErrNeedGroup) }))[len(preface):])
-	f.Add(framed(frameResult, request(func(e *enc) { e.u32(1 << 31) }))[len(preface):])
-	f.Add(framed(frameData, []byte("abc"), frameResult, []byte(nil))[len(preface):])
+	f.Add(seed[len(preface)+1:])
+	f.Add(framed(frameError, request(func(e *enc) { e.error(ErrNeedGroup) }))[len(preface)+1:])
+	f.Add(framed(frameResult, request(func(e *enc) { e.u32(1 << 31) }))[len(preface)+1:])
+	f.Add(framed(frameData, []byte("abc"), frameResult, []byte(nil))[len(preface)+1:])
 	f.Fuzz(func(t *testing.T, in []byte) {
 		c := NewClient(func(context.Context) (net.Conn, error) {
 			return &scripted{in: bytes.NewReader(in), out: io.Discard}, nil

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/rawnet"
 )
 
 // Serve answers the calls of one connection, one after the other, until the
@@ -57,17 +58,11 @@ func ServeFiles(ctx context.Context, nc net.Conn, h FileHandler, idle time.Durat
 	stop := context.AfterFunc(ctx, func() { nc.Close() })
 	defer stop()
 	for greeted := false; ; greeted = true {
-		if err := nc.SetReadDeadline(time.Now().Add(idle)); err != nil {
-			return err
-		}
-		if _, err := s.r.Peek(1); err != nil {
+		if err := s.awaitCall(idle); err != nil {
 			if errors.Is(err, os.ErrDeadlineExceeded) {
 				return nil
 			}
 			return ignoreEOF(err)
-		}
-		if err := nc.SetReadDeadline(time.Time{}); err != nil {
-			return err
 		}
 		if !greeted {
 			if err := s.readPreface(); err != nil {
@@ -88,23 +83,40 @@ func ServeFiles(ctx context.Context, nc net.Conn, h FileHandler, idle time.Durat
 	}
 }
 
+// awaitCall waits until something comes, for as long as idle. What came is no less
+// there where the process was frozen meanwhile and the time is over by now.
+func (s *server) awaitCall(idle time.Duration) error {
+	for {
+		if err := s.nc.SetReadDeadline(time.Now().Add(idle)); err != nil {
+			return err
+		}
+		_, err := s.r.Peek(1)
+		if err == nil {
+			return s.nc.SetReadDeadline(time.Time{})
+		}
+		if !errors.Is(err, os.ErrDeadlineExceeded) || rawnet.Peek(s.nc) != rawnet.Bytes {
+			return err
+		}
+	}
+}
+
 type server struct {
 	*conn
 	h     Handler
 	files FileHandler // nil where files are not served
 }
 
-// readPreface checks name and version. There is no version before this one yet.
+// readPreface checks name and version.
 func (s *server) readPreface() error {
-	var p [len(preface)]byte
+	var p [len(preface) + 1]byte
 	if _, err := io.ReadFull(s.r, p[:]); err != nil {
 		return err
 	}
-	if !bytes.Equal(p[:4], preface[:4]) {
+	if !bytes.Equal(p[:4], preface[:]) {
 		return errMalformed
 	}
-	if p[4] != Version {
-		err := dsec.Errorf(dsec.CodeUnsupported, "chronus speaks version %d, not %d", Version, p[4])
+	if p[4] != Version && p[4] != Version-1 {
+		err := dsec.Errorf(dsec.CodeUnsupported, "chronus speaks versions %d and %d, not %d", Version-1, Version, p[4])
 		return errors.Join(err, s.answer(err, nil))
 	}
 	return nil

@@ -8,7 +8,7 @@ import (
 	"github.com/opendsec/dsec"
 )
 
-// Setup and AddGroup are the calls of the container backend alone. They carry
+// Setup, AddGroup and Hold are the calls of the container backend alone. The first two carry
 // descriptors, by SCM_RIGHTS on the first byte of their request, in the order
 // in which the request names them.
 //
@@ -115,6 +115,21 @@ func (c *Client) Setup(ctx context.Context, req SetupRequest) error {
 		fds = e.group(&req.Groups[i], fds)
 	}
 	return c.sendRights(ctx, callSetup, e.b, fds)
+}
+
+// Hold has all that is measured by time stand still in chronus: the timeouts of
+// commands, how long they take, and how long what has ended is kept. A caller holds
+// it before it freezes the sandbox, and releases it after it thawed it: no timeout
+// is over in between. The error is unsupported where chronus is of the version before.
+func (c *Client) Hold(ctx context.Context) error { return c.hold(ctx, true) }
+
+// Release has it go on, where it was held.
+func (c *Client) Release(ctx context.Context) error { return c.hold(ctx, false) }
+
+func (c *Client) hold(ctx context.Context, hold bool) error {
+	var e enc
+	e.bool(hold)
+	return c.simple(ctx, callHold, e.b, dsec.CodeUnavailable, nil)
 }
 
 // AddGroup hands one more command group to chronus.

@@ -24,13 +24,14 @@ func FuzzInput(f *testing.F) {
 		frame(8, u32(0), str(""), str("")) + frame(9, str("s1"), str("true"), u32(0), u32(0), u32(0), u32(0)) + frame(10) + frame(23, str("s1")) + frame(11, str("s1")),
 		frame(6, u32(0), u32(1), "\x01", str("data")) + frame(7, u32(0), u32(1), "\x00\x18\x00\x50"),
 		frame(callStat, str("/"), "\x00"), frame(callWrite, str("/x"), u32(0), str(""), "\x00") + frame(frameData, "x") + frame(0x84) + frame(callInfo),
-		frame(21, u32(0)), frame(22, "\x00\x00\x00\x00\x00") + startFrame(nil), frame(frameMore, "\x00") + frame(callInfo), frame(callStart, u32(1<<32-1)),
+		frame(24, "\x01") + startFrame(map[string]string{"timeout": u32(0) + u32(1)}) + frame(24, "\x00"), frame(21, u32(0)), frame(22, "\x00\x00\x00\x00\x00") + startFrame(nil), frame(frameMore, "\x00") + frame(callInfo), frame(callStart, u32(1<<32-1)),
 	}
 	for _, s := range seeds {
 		f.Add([]byte("\x00" + preface + s))
 		f.Add([]byte("\x01" + preface + s))
 		f.Add([]byte("\x01" + preface + s[:len(s)/2]))
 		f.Add([]byte("\x01" + preface + s + s))
+		f.Add([]byte("\x01dsec\x02" + s))
 	}
 	for _, user := range []string{"root", "0", "7:8", "nobody:adm", "-1", "4294967295", ":", "a:", ""} {
 		f.Add([]byte("\x02" + user + "\x00root:x:0:0::/root:/bin/sh\nnobody:x:7:8:n:/:\nadm:x:4:root,nobody\nbad:x:y:z::::\n:::::::::::\nadm:x:4294967296:a"))

@@ -123,7 +123,7 @@ func TestMalformedMessagesEndTheirConnectionOnly(t *testing.T) {
 			"another protocol":    "GET / HTTP/1.1\r\n\r\n",
 			"half a header":       preface + "\x01\x00",
 			"half a payload":      preface + "\x02\x00\x00\x00\x10abc",
-			"no such call":        preface + frame(24),
+			"no such call":        preface + frame(25),
 			"call 0":              preface + frame(0),
 			"a call for files":    preface + frame(callStat, str("/"), "\x00"),
 			"a file's content":    preface + frame(callWrite, str("/x"), u32(0), str(""), "\x00") + frame(frameData, "x"),
@@ -151,8 +151,14 @@ func TestMalformedMessagesEndTheirConnectionOnly(t *testing.T) {
 				t.Errorf("%s: got %q", name, r)
 			}
 		}
-		if r := f.talk(t, 2, "dsec\x02"); r[0] != frameError || !strings.Contains(r, "unsupported") || !strings.Contains(r, "version 1, not 2") {
-			t.Errorf("another version: %q", r)
+		if r := f.talk(t, 1, "dsec\x02", frame(callInfo)); r[0] != frameResult {
+			t.Errorf("the newer version: %q", r)
+		}
+		for _, other := range []string{"0", "3"} {
+			v := string(other[0] - '0')
+			if r := f.talk(t, 2, "dsec"+v); r[0] != frameError || !strings.Contains(r, "unsupported") || !strings.Contains(r, "versions 1 and 2, not "+other) {
+				t.Errorf("version %s: %q", other, r)
+			}
 		}
 		// What can be read and is wrong is an answer.
 		for field, change := range map[string]map[string]string{

@@ -96,6 +96,13 @@ func Run(t *testing.T, h Harness) {
 		{"Recover", testRecover},
 		{"RecoverLost", testRecoverLost},
 		{"Sweep", testSweep},
+		{"Pause", testPause},
+		{"PauseDeadlines", testPauseDeadlines},
+		{"PauseRecover", testPauseRecover},
+		{"PauseSweep", testPauseSweep},
+		{"PauseDestroy", testPauseDestroy},
+		{"PauseBesideCalls", testPauseBesideCalls},
+		{"PauseRandom", testPauseRandom},
 		{"Limits", testLimits},
 	} {
 		t.Run(part.name, func(t *testing.T) {

@@ -134,8 +134,9 @@ type Backend struct {
 	pool     *pool
 	program  *program
 
+	watching  context.Context // ends with the backend
 	stopWatch context.CancelFunc
-	watches   sync.WaitGroup
+	watches   sync.WaitGroup // of what goes on until then
 
 	probeMu sync.Mutex
 	probed  backend.Info
@@ -210,9 +211,8 @@ func New(config Config) (_ *Backend, err error) {
 		hello:   helloRequest{Cgroup: config.Cgroup, CommandNamespaces: b.tree.CommandNamespaces(), NetSlots: config.NetSlots, Debug: config.Debug},
 	}
 	b.pool = newPool(b, config.Warm)
-	ctx, stop := context.WithCancel(context.Background())
-	b.stopWatch = stop
-	b.watches.Go(func() { b.watchHoards(ctx) })
+	b.watching, b.stopWatch = context.WithCancel(context.Background())
+	b.watches.Go(func() { b.watchHoards(b.watching) })
 	return b, nil
 }
 

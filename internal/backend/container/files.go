@@ -23,9 +23,19 @@ var _ backend.FileServer = (*instance)(nil)
 type filesServer struct {
 	mu       sync.Mutex
 	run      *filesRun     // the last one; nil: there was none
-	starting chan struct{} // closed when the start under way is over; nil: there is none
+	starting *filesStart   // under way; nil: there is none
+	paused   chan struct{} // closed when the sandbox goes on; nil: it is not paused
 	closed   bool          // none is started any more
 	starved  time.Time     // when one was last killed for want of memory
+}
+
+// filesStart is the start of one, which nobody's context ends: what the launcher was
+// asked for it does, and must not do to a frozen sandbox, in which its child, and so
+// itself, would wait.
+type filesStart struct {
+	over chan struct{} // closed once the rest is set
+	run  *filesRun
+	err  error
 }
 
 // filesRun is one such process.
@@ -112,62 +122,110 @@ func (s *filesServer) forget(r *filesRun) {
 }
 
 // filesRun returns the process, which it starts where there is none. Who comes
-// while it is started waits for that, as long as his context lasts.
+// while it is started, or while the sandbox is paused, waits for as long as his
+// context lasts.
 func (i *instance) filesRun(ctx context.Context) (*filesRun, error) {
-	s := &i.files
 	for {
-		run, starting, err := s.current()
+		run, start, paused, err := i.filesNow()
 		if run != nil || err != nil {
 			return run, err
 		}
-		if starting == nil {
-			break
+		if start != nil {
+			return start.wait(ctx)
 		}
 		select {
-		case <-starting:
+		case <-paused:
 		case <-ctx.Done():
 			return nil, context.Cause(ctx)
 		}
 	}
-	run, err := i.startFiles(ctx)
+}
+
+func (s *filesStart) wait(ctx context.Context) (*filesRun, error) {
+	ctx, cancel := stepContext(ctx)
+	defer cancel()
+	select {
+	case <-s.over:
+		return s.run, s.err
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}
+
+// runFiles starts the process.
+func (i *instance) runFiles(start *filesStart) {
+	run, err := i.startFiles(context.Background())
+	s := &i.files
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	close(s.starting)
 	s.starting = nil
-	if err != nil {
-		return nil, err
+	if err == nil {
+		s.run = run
+		run.proc.onEnd(func() { i.filesEnded(run) })
+		if s.closed {
+			_ = run.control.Close() // which ends it
+			run, err = nil, errGone
+		}
 	}
-	s.run = run
-	run.proc.onEnd(func() { i.filesEnded(run) })
-	if s.closed {
-		_ = run.control.Close() // which ends it
-		return nil, errGone
-	}
-	return run, nil
+	start.run, start.err = run, err
+	close(start.over)
 }
 
 var errGone = dsec.Errorf(dsec.CodeLost, "the sandbox is gone")
 
-// current returns the process, or what is closed when the start under way is
-// over; neither where the caller is to start one.
-func (s *filesServer) current() (*filesRun, <-chan struct{}, error) {
+// filesNow returns the process, or the start of one, or what is closed when the
+// sandbox is not paused any more.
+func (i *instance) filesNow() (*filesRun, *filesStart, <-chan struct{}, error) {
+	s := &i.files
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
-		return nil, nil, errGone
+		return nil, nil, nil, errGone
+	}
+	if s.paused != nil {
+		return nil, nil, s.paused, nil
 	}
 	if s.run != nil && !s.run.ended {
 		select {
 		case <-s.run.proc.done:
 		default:
-			return s.run, nil, nil
+			return s.run, nil, nil, nil
 		}
 	}
-	if s.starting != nil {
-		return nil, s.starting, nil
+	if s.starting == nil {
+		s.starting = &filesStart{over: make(chan struct{})}
+		go i.runFiles(s.starting)
 	}
-	s.starting = make(chan struct{})
-	return nil, nil, nil
+	return nil, s.starting, nil, nil
+}
+
+// pause has nothing started any more, and returns when nothing is.
+func (s *filesServer) pause(ctx context.Context) error {
+	s.mu.Lock()
+	if s.paused == nil && !s.closed {
+		s.paused = make(chan struct{})
+	}
+	start := s.starting
+	s.mu.Unlock()
+	if start == nil {
+		return nil
+	}
+	select {
+	case <-start.over:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// goOn undoes pause.
+func (s *filesServer) goOn() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.paused != nil {
+		close(s.paused)
+		s.paused = nil
+	}
 }
 
 // startFiles has a process started.
@@ -176,8 +234,6 @@ func (i *instance) startFiles(ctx context.Context) (_ *filesRun, err error) {
 	if sh == nil {
 		return nil, errGone
 	}
-	ctx, cancel := stepContext(ctx)
-	defer cancel()
 	sp, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("socket pair: %w", err)
@@ -230,12 +286,14 @@ func (i *instance) filesEnded(r *filesRun) {
 	_ = r.control.Close()
 	status, known := r.proc.status()
 	r.proc.close()
-	if sh := i.shell(); sh != nil && (!known || status.Signal() == unix.SIGKILL) {
-		if n, err := sh.group.FilesOOMKills(); err == nil && n > r.killed {
-			i.files.mu.Lock()
-			i.files.starved = time.Now()
-			i.files.mu.Unlock()
-		}
+	sh := i.shell()
+	i.files.mu.Lock()
+	defer i.files.mu.Unlock()
+	if i.files.closed || sh == nil || known && status.Signal() != unix.SIGKILL {
+		return // closed: nobody asks any more, and what could be asked may be closed too
+	}
+	if n, err := sh.group.FilesOOMKills(); err == nil && n > r.killed {
+		i.files.starved = time.Now()
 	}
 }
 
@@ -265,6 +323,7 @@ func (i *instance) FilesStarved(since time.Time) bool {
 // close has the process take no connections any more. It is killed with the
 // instance's group.
 func (s *filesServer) close() {
+	s.goOn() // who waits for that sees the end
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.closed = true

@@ -28,7 +28,8 @@ type instance struct {
 
 	done chan struct{} // closed when PID 1 ended, or was given up
 
-	files filesServer
+	files  filesServer
+	pauses pauses
 
 	mu        sync.Mutex
 	sh        *shell
@@ -50,7 +51,7 @@ var (
 )
 
 func (b *Backend) newInstance(id dsec.SandboxID, limits dsec.Limits, layers []backend.Layer) *instance {
-	return &instance{b: b, id: id, limits: limits, layers: layers, done: make(chan struct{})}
+	return &instance{b: b, id: id, limits: limits, layers: layers, done: make(chan struct{}), pauses: pauses{turn: make(chan struct{}, 1)}}
 }
 
 // handleVersion is the version of handle; N-1 is read too, once there is one.
@@ -176,6 +177,7 @@ func (i *instance) Destroy(ctx context.Context) error {
 }
 
 func (i *instance) destroy(ctx context.Context) error {
+	i.pauses.interrupt()
 	i.files.close()
 	i.mu.Lock()
 	defer i.mu.Unlock()

@@ -86,7 +86,8 @@ func (l *deadline) reached() {
 	}
 }
 
-// pass waits while the machine is paused. It reports false once done is closed.
+// pass waits while the machine is paused. It reports false once done is closed: that
+// of a program, which ends after its machine, or the machine's.
 func (m *machine) pass(done <-chan struct{}) bool {
 	for {
 		m.mu.Lock()
@@ -98,8 +99,6 @@ func (m *machine) pass(done <-chan struct{}) bool {
 		select {
 		case <-over:
 		case <-done:
-			return false
-		case <-m.done:
 			return false
 		}
 	}
@@ -114,13 +113,13 @@ type standingConn struct {
 // Read implements io.Reader.
 func (c standingConn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
-	c.m.pass(nil)
+	c.m.pass(c.m.done)
 	return n, err
 }
 
 // Write implements io.Writer.
 func (c standingConn) Write(b []byte) (int, error) {
-	c.m.pass(nil)
+	c.m.pass(c.m.done)
 	return c.Conn.Write(b)
 }
 
