@@ -167,7 +167,7 @@ func (l *Log) replay(s *segment, last bool, r *Recovery) (claims []claim, err er
 		if ok && h.typ == typeFooter {
 			return nil
 		}
-		sb := l.whose(&h)
+		sb := l.sandboxes[h.id()]
 		if !ok || !h.entry() || sb == nil || n > headerLen+int64(h.size) {
 			r.Unclaimed++ // or more than what its start says
 		}
@@ -192,20 +192,6 @@ func (l *Log) replay(s *segment, last bool, r *Recovery) (claims []claim, err er
 		s.room, err = size, nil
 	}
 	return claims, err
-}
-
-// whose is the sandbox of a damaged record: the one that it names, or whose last
-// record is before it.
-func (l *Log) whose(h *header) *sandbox {
-	if sb := l.sandboxes[h.id()]; sb != nil || h.prev == (position{}) {
-		return sb
-	}
-	for _, sb := range l.sandboxes {
-		if sb.head == h.prev {
-			return sb
-		}
-	}
-	return nil
 }
 
 // replayRecord has what is known of a sandbox be as its next record says.

@@ -64,6 +64,9 @@ func (s *spool) write(stream dsecv1.Stream, data []byte) {
 			return
 		default:
 			s.spill()
+			if n := min(take, endOutput-int(length(s.head))); n > 0 && len(s.head) < endPieces {
+				s.head = appendPiece(s.head, stream, data[:n])
+			}
 		}
 	}
 	if s.mode == spoolObject {

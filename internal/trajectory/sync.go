@@ -9,8 +9,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/hostos"
 )
@@ -110,7 +108,7 @@ func (g *group) sync() error {
 	g.mu.Unlock()
 	var err error
 	for _, f := range files {
-		if serr := datasync(f); serr != nil && !errors.Is(serr, fs.ErrClosed) { // removed meanwhile
+		if serr := f.Sync(); serr != nil && !errors.Is(serr, fs.ErrClosed) { // removed meanwhile
 			err = errors.Join(err, serr)
 		}
 	}
@@ -131,17 +129,6 @@ func (g *group) sync() error {
 	g.mu.Unlock()
 	for _, w := range waiting {
 		w <- err
-	}
-	return err
-}
-
-func datasync(f *os.File) error {
-	c, err := f.SyscallConn()
-	if err != nil {
-		return err
-	}
-	if cerr := c.Control(func(fd uintptr) { err = unix.Fdatasync(int(fd)) }); cerr != nil {
-		return cerr
 	}
 	return err
 }
