@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -156,8 +157,8 @@ func (h *history) forgetLost() {
 
 func newHistory(rt *rapid.T, dir string) *history {
 	h := &history{rt: rt, opts: Options{Dir: dir, SegmentBytes: 2 * maxPayload, MaxBytes: 1 << 30, Logger: quiet}, wrote: make(map[dsec.SandboxID][]noted)}
-	for range 4 {
-		h.ids = append(h.ids, dsec.NewSandboxID("edge2"))
+	for i := range 4 { // the same in each run
+		h.ids = append(h.ids, dsec.SandboxID("edge2"+strings.Repeat(string(rune('a'+i)), sandboxIDLen-len("edge2"))))
 	}
 	h.reopen()
 	return h

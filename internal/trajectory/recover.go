@@ -172,7 +172,11 @@ func (l *Log) replay(s *segment, last bool, r *Recovery) (claims []claim, err er
 			r.Unclaimed++ // or more than what its start says
 		}
 		if ok && h.entry() && sb != nil {
-			claims = append(claims, claim{sb, h.seq})
+			seq := h.seq
+			if seq <= sb.seq || seq > sb.seq+1024 {
+				seq = sb.seq + 1 // the number is damaged, too
+			}
+			claims = append(claims, claim{sb, seq})
 		}
 		return nil
 	}
@@ -235,20 +239,16 @@ func (l *Log) settle(c claim) {
 	if sb.forgotten || sb.seq >= c.seq {
 		return
 	}
-	last := c.seq
-	if last > sb.seq+1024 {
-		last = sb.seq + 1 // the number is damaged, too
-	}
-	d, err := l.draft(gapEntry(sb.seq+1, last, reasonDamaged))
+	d, err := l.draft(gapEntry(sb.seq+1, c.seq, reasonDamaged))
 	if err == nil {
 		defer d.free()
 		if err = l.roomFor(int64(len(d.record)), 0); err == nil {
-			sb.seq = last - 1
+			sb.seq = c.seq - 1
 			err = l.putEntry(sb, header{typ: typeEvent, flags: flagGap}, d, "")
 		}
 	}
 	if err != nil {
-		l.opts.Logger.Error("trajectory: a lost entry is not marked", "sandbox", sb.id, "seq", last, "err", err)
+		l.opts.Logger.Error("trajectory: a lost entry is not marked", "sandbox", sb.id, "seq", c.seq, "err", err)
 	}
 }
 

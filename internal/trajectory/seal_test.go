@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -25,7 +26,20 @@ import (
 // flakyStore fails where refuse says so.
 type flakyStore struct {
 	blob.Store
-	refuse func(op string) error
+	mu   sync.Mutex
+	rule func(op string) error
+}
+
+func (s *flakyStore) set(rule func(op string) error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.rule = rule
+}
+
+func (s *flakyStore) refuse(op string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.rule(op)
 }
 
 func (s *flakyStore) Put(ctx context.Context, key string, r io.Reader, size int64) error {
@@ -49,7 +63,7 @@ func newStore(t testing.TB) *flakyStore {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { s.Close() })
-	return &flakyStore{Store: s, refuse: func(string) error { return nil }}
+	return &flakyStore{Store: s, rule: func(string) error { return nil }}
 }
 
 func keys(t testing.TB, s blob.Store, prefix string) (all []string) {
@@ -162,18 +176,18 @@ func TestSealingThatFailsIsRepeated(t *testing.T) {
 	id := newSandbox(t, l)
 	run(t, l, id, "one", "", strings.Repeat("x", inlineOutput+1))
 	for _, allowed := range []int{0, 1} {
-		store.refuse = func(op string) error {
+		store.set(func(op string) error {
 			if allowed--; op == "put" && allowed < 0 {
 				return dsec.Errorf(dsec.CodeUnavailable, "the store is away")
 			}
 			return nil
-		}
+		})
 		wantCode(t, l.Seal(t.Context(), id), dsec.CodeUnavailable)
 		if len(files(t, l, "objects")) != 1 {
 			t.Error("an output is gone that is not sealed")
 		}
 	}
-	store.refuse = func(string) error { return nil }
+	store.set(func(string) error { return nil })
 	if err := l.Seal(t.Context(), id); err != nil {
 		t.Fatal(err)
 	}
@@ -188,7 +202,7 @@ func TestSealingThatFailsIsRepeated(t *testing.T) {
 	l.indexes.drop(l.sandboxes[id])
 	l.pieces.of = nil
 	l.mu.Unlock()
-	store.refuse = func(string) error { return dsec.Errorf(dsec.CodeUnavailable, "the store is away") }
+	store.set(func(string) error { return dsec.Errorf(dsec.CodeUnavailable, "the store is away") })
 	_, _, err := l.Begin(t.Context(), id, execOf("x", "new"))
 	wantCode(t, err, dsec.CodeUnavailable)
 	wantCode(t, l.Forget(t.Context(), id), dsec.CodeUnavailable)
@@ -298,7 +312,7 @@ func TestALogStaysWithinItsBound(t *testing.T) {
 // A store that takes nothing makes the log refuse actions, not forget them.
 func TestAStoreThatIsAwayStopsTheLogInTheEnd(t *testing.T) {
 	store := newStore(t)
-	store.refuse = func(op string) error { return dsec.Errorf(dsec.CodeUnavailable, "the store is away") }
+	store.set(func(op string) error { return dsec.Errorf(dsec.CodeUnavailable, "the store is away") })
 	opts := Options{Dir: t.TempDir(), Store: store, SegmentBytes: 2 * maxPayload, MaxBytes: 8 * maxPayload}
 	l := open(t, opts)
 	id := newSandbox(t, l)
@@ -318,7 +332,7 @@ func TestAStoreThatIsAwayStopsTheLogInTheEnd(t *testing.T) {
 	if all := entries(t, l, id, 1); len(all) != 2*n {
 		t.Errorf("%d entries of %d", len(all), 2*n)
 	}
-	store.refuse = func(string) error { return nil }
+	store.set(func(string) error { return nil })
 	if err := l.Seal(t.Context(), id); err != nil {
 		t.Fatal(err)
 	}
