@@ -3,6 +3,7 @@ package trajectory
 import (
 	"context"
 	"encoding/hex"
+	"errors"
 	"hash/crc32"
 	"sync"
 	"time"
@@ -55,6 +56,7 @@ func (l *Log) Begin(ctx context.Context, id dsec.SandboxID, e *dsecv1.Trajectory
 	now := time.Now()
 	e.Phase, e.Time = dsecv1.TrajectoryPhase_TRAJECTORY_PHASE_BEGUN, timestamppb.New(now)
 	boundRequest(e.Request)
+	boundTexts(e)
 	d, err := l.draft(e)
 	if err != nil {
 		return nil, nil, err
@@ -164,8 +166,9 @@ func (a *Action) Output(stream dsecv1.Stream, data []byte) { a.spool.write(strea
 func (a *Action) Done() <-chan struct{} { return a.done }
 
 // End notes how the action ended, before its answer leaves. The log takes e
-// over. Where there is no room, it does without the output. Its error is
-// unavailable, where the log cannot be written any more.
+// over. Where there is no room, it does without the output. Errors: unavailable
+// where the log cannot be written any more, not_found where it has forgotten the
+// sandbox meanwhile.
 func (a *Action) End(e *dsecv1.TrajectoryEntry) (err error) {
 	ended := false
 	a.end.Do(func() { ended, err = true, a.note(e) })
@@ -183,19 +186,20 @@ func (a *Action) note(e *dsecv1.TrajectoryEntry) error {
 	if e.Duration == nil && !a.started.IsZero() {
 		e.Duration = durationpb.New(time.Since(a.started))
 	}
-	boundEnd(e)
+	boundTexts(e)
 	h := header{typ: typeEnded, kind: uint8(a.kind), begun: a.Seq, flags: endFlags(e)}
 	e.Output, h.kept = a.spool.finish()
 	d, err := l.draft(e)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(a.sb.actions, a.Seq)
 	if err != nil {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		delete(a.sb.actions, a.Seq)
 		return err
 	}
 	defer func() { d.free() }()
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	if a.sb.forgotten {
+		return errors.Join(notFound(a.sb.id), l.outputs.drop(a.sb.id, func(uint64) bool { return true }))
+	}
 	l.reserved -= endRoom // this is what it was for
 	if len(d.record) > endRoom && l.roomFor(int64(len(d.record)), 0) != nil {
 		e.Output = withoutEnds(e.Output)
@@ -213,7 +217,6 @@ func (a *Action) note(e *dsecv1.TrajectoryEntry) error {
 		return a.lost(err)
 	}
 	delete(a.sb.unfinished, a.Seq)
-	delete(a.sb.actions, a.Seq)
 	return nil
 }
 
@@ -228,7 +231,6 @@ func endFlags(e *dsecv1.TrajectoryEntry) uint8 {
 // lost leaves the action unfinished: its end is not in the log. The caller holds mu.
 func (a *Action) lost(err error) error {
 	a.log.reserved += endRoom
-	delete(a.sb.actions, a.Seq)
 	return err
 }
 
@@ -238,7 +240,7 @@ func (a *Action) lost(err error) error {
 func (l *Log) Append(id dsec.SandboxID, e *dsecv1.TrajectoryEntry) (seq uint64, err error) {
 	e.Phase, e.Time = dsecv1.TrajectoryPhase_TRAJECTORY_PHASE_EVENT, timestamppb.Now()
 	boundRequest(e.Request)
-	boundEnd(e)
+	boundTexts(e)
 	d, err := l.draft(e)
 	if err != nil {
 		return 0, err

@@ -56,8 +56,8 @@ func boundRequest(r *dsecv1.TrajectoryRequest) {
 	}
 }
 
-// boundEnd cuts what is too long beside request and output.
-func boundEnd(e *dsecv1.TrajectoryEntry) {
+// boundTexts cuts what is too long beside request and output.
+func boundTexts(e *dsecv1.TrajectoryEntry) {
 	e.Caller, e.State, e.Reason, e.SessionId = cutString(e.Caller, maxText), cutString(e.State, maxText), cutString(e.Reason, maxText), cutString(e.SessionId, maxText)
 	if len(e.Response) > maxResponse {
 		e.Response = nil

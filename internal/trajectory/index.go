@@ -161,7 +161,7 @@ func (v view) walk(id dsec.SandboxID, head position, at []position, from uint64)
 		if errors.Is(err, fs.ErrClosed) {
 			return 0
 		}
-		if err != nil || h.id() != id || h.seq > next {
+		if err != nil || !h.of(id) || h.seq > next {
 			return next
 		}
 		buf = record
@@ -198,7 +198,7 @@ func (l *Log) rescue(sb *sandbox, at []position, from uint64) {
 	}
 	for _, p := range parts {
 		_ = scan(p.s.f, p.size, l.seed, func(off int64, h header, _ []byte) error {
-			if h.entry() && h.id() == sb.id && h.seq > from && h.seq <= from+uint64(len(at)) {
+			if h.entry() && h.of(sb.id) && h.seq > from && h.seq <= from+uint64(len(at)) {
 				at[h.seq-from-1] = position{p.s.number, uint32(off)}
 			}
 			return nil
@@ -343,7 +343,7 @@ func (v view) entry(id dsec.SandboxID, seq uint64, at position) (*dsecv1.Traject
 	if err != nil {
 		return nil, err
 	}
-	if h.id() != id || h.seq != seq {
+	if !h.of(id) || h.seq != seq {
 		return nil, errDamaged
 	}
 	r := read{seq: seq, last: seq, sandbox: id, payload: record[headerLen:]}

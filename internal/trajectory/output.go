@@ -19,7 +19,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opendsec/dsec"
-	"github.com/opendsec/dsec/internal/hostos"
 )
 
 // outputs is a directory of what was too long for its entry:
@@ -46,9 +45,6 @@ func openOutputs(dir string, has func(dsec.SandboxID) bool, g *group) (*outputs,
 		if err := os.MkdirAll(o.path(name), 0o700); err != nil {
 			return nil, err
 		}
-	}
-	if err := hostos.SyncDir(dir); err != nil {
-		return nil, err
 	}
 	owners, err := os.ReadDir(o.path("of"))
 	if err != nil {

@@ -2,6 +2,7 @@ package trajectory
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
@@ -71,7 +72,7 @@ func (l *Log) read(ctx context.Context, sb *sandbox, from uint64, f func(*read) 
 	var at []position
 	var buf []byte
 	for from = max(from, 1); ; {
-		if err := ctx.Err(); err != nil {
+		if err := cmp.Or(ctx.Err(), l.closed()); err != nil {
 			return err
 		}
 		l.mu.Lock()
@@ -87,11 +88,11 @@ func (l *Log) read(ctx context.Context, sb *sandbox, from uint64, f func(*read) 
 		for i := uint64(0); i < n; {
 			r := read{seq: from, last: from, sandbox: sb.id}
 			err := l.readHere(v, at[i:], &r, &buf, sealed)
-			if errors.Is(err, errElsewhere) {
-				err = l.readPiece(ctx, sb, &r)
-			}
 			if errors.Is(err, fs.ErrClosed) {
 				break // the segment went meanwhile: look again
+			}
+			if errors.Is(err, errElsewhere) {
+				err = l.readPiece(ctx, sb, &r)
 			}
 			if err == nil {
 				err = f(&r)
@@ -117,7 +118,7 @@ func (l *Log) readHere(v view, at []position, r *read, buf *[]byte, sealed uint6
 		if errors.Is(err, fs.ErrClosed) {
 			return err
 		}
-		if err == nil && h.seq == r.seq && h.id() == r.sandbox && h.entry() {
+		if err == nil && h.seq == r.seq && h.of(r.sandbox) && h.entry() {
 			*buf = record
 			r.typ, r.kind, r.flags, r.begun, r.payload = h.typ, h.kind, h.flags, h.begun, record[headerLen:]
 			return nil
@@ -224,7 +225,7 @@ func (l *Log) Follow(ctx context.Context, id dsec.SandboxID, from uint64, kinds 
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-l.ctx.Done():
-			return dsec.Errorf(dsec.CodeUnavailable, "the trajectory log is closed")
+			return l.closed()
 		}
 	}
 }

@@ -64,7 +64,7 @@ type header struct {
 	sandbox [sandboxIDLen]byte
 }
 
-func (h *header) id() dsec.SandboxID { return dsec.SandboxID(h.sandbox[:]) }
+func (h *header) of(id dsec.SandboxID) bool { return string(h.sandbox[:]) == string(id) }
 
 func (h *header) entry() bool { return h.typ >= typeBegun && h.typ <= typeEvent }
 

@@ -123,11 +123,11 @@ func (l *Log) firstAhead() (*segment, error) {
 }
 
 // sandboxOf is the sandbox with an ID, which has a record in s from now on.
-func (l *Log) sandboxOf(s *segment, id dsec.SandboxID) *sandbox {
-	sb := l.sandboxes[id]
+func (l *Log) sandboxOf(s *segment, id *[sandboxIDLen]byte) *sandbox {
+	sb := l.sandboxes[dsec.SandboxID(id[:])]
 	if sb == nil {
-		sb = &sandbox{id: id}
-		l.sandboxes[id] = sb
+		sb = &sandbox{id: dsec.SandboxID(id[:])}
+		l.sandboxes[sb.id] = sb
 	}
 	if sb.head.segment != s.number {
 		s.members = append(s.members, member{sb: sb})
@@ -138,7 +138,7 @@ func (l *Log) sandboxOf(s *segment, id dsec.SandboxID) *sandbox {
 
 // apply takes over what a footer says.
 func (l *Log) apply(s *segment, item *footerItem) {
-	sb := l.sandboxOf(s, dsec.SandboxID(item.id[:]))
+	sb := l.sandboxOf(s, &item.id)
 	sb.head, sb.state = item.head, item.state
 	s.members[len(s.members)-1].last = sb.seq
 }
@@ -167,7 +167,7 @@ func (l *Log) replay(s *segment, last bool, r *Recovery) (claims []claim, err er
 		if ok && h.typ == typeFooter {
 			return nil
 		}
-		sb := l.sandboxes[h.id()]
+		sb := l.sandboxes[dsec.SandboxID(h.sandbox[:])]
 		if !ok || !h.entry() || sb == nil || n > headerLen+int64(h.size) {
 			r.Unclaimed++ // or more than what its start says
 		}
@@ -200,7 +200,7 @@ func (l *Log) replay(s *segment, last bool, r *Recovery) (claims []claim, err er
 
 // replayRecord has what is known of a sandbox be as its next record says.
 func (l *Log) replayRecord(s *segment, at position, h *header, payload []byte) {
-	sb := l.sandboxOf(s, h.id())
+	sb := l.sandboxOf(s, &h.sandbox)
 	sb.head = at
 	if !h.entry() {
 		if st, _, err := parseState(payload); err == nil {

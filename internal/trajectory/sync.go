@@ -153,6 +153,6 @@ func (l *Log) Sync(ctx context.Context) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	case <-l.ctx.Done():
-		return dsec.Errorf(dsec.CodeUnavailable, "the trajectory log is closed")
+		return l.closed()
 	}
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/testutil"
+	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
 )
 
 // What is noted is synced by itself, and who waits for it is not made to wait
@@ -83,6 +84,9 @@ func TestACallAfterCloseFails(t *testing.T) {
 	_, err = l.Append(id, execOf("x", ""))
 	wantCode(t, err, dsec.CodeUnavailable)
 	wantCode(t, a.End(exited(0)), dsec.CodeUnavailable)
+	wantCode(t, l.Entries(t.Context(), id, 1, nil, func(*dsecv1.TrajectoryEntry) error { return nil }), dsec.CodeUnavailable)
+	wantCode(t, l.Follow(t.Context(), id, 1, nil, func(*dsecv1.TrajectoryEntry) error { return nil }), dsec.CodeUnavailable)
+	wantCode(t, l.Seal(t.Context(), id), dsec.CodeUnsupported)
 	select {
 	case <-a.Done():
 	default:

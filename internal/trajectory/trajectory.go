@@ -19,6 +19,7 @@
 package trajectory
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -190,11 +191,17 @@ func (l *Log) Close() error {
 	err := l.group.sync()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.err == nil {
-		l.err = dsec.Errorf(dsec.CodeUnavailable, "the trajectory log is closed")
-	}
+	l.err = cmp.Or(l.err, l.closed())
 	l.closeFiles()
 	return err
+}
+
+// closed is an error once Close was called.
+func (l *Log) closed() error {
+	if l.ctx.Err() == nil {
+		return nil
+	}
+	return dsec.Errorf(dsec.CodeUnavailable, "the trajectory log is closed")
 }
 
 func (l *Log) closeFiles() {

@@ -6,9 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/testing/protocmp"
 
 	"github.com/opendsec/dsec"
@@ -340,4 +342,67 @@ func TestFollowTellsWhatComes(t *testing.T) {
 	}
 	wantCode(t, <-gone, dsec.CodeNotFound)
 	wantCode(t, l.Add(id, "project"), dsec.CodeNotFound)
+}
+
+// Whoever has an action of a sandbox that is forgotten is told, and nothing of it stays.
+func TestAnActionOfAForgottenSandbox(t *testing.T) {
+	opts := Options{Dir: t.TempDir()}
+	l := open(t, opts)
+	id := newSandbox(t, l)
+	a := begin(t, l, id, "x", "one")
+	a.Output(dsecv1.Stream_STREAM_STDOUT, make([]byte, inlineOutput+1))
+	if err := l.Forget(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	wantCode(t, a.End(exited(0)), dsec.CodeNotFound)
+	if names := append(files(t, l, "objects"), files(t, l, "of")...); len(names) > 0 {
+		t.Errorf("left: %v", names)
+	}
+	if s := l.Stats(); s.Actions != 0 || s.Sandboxes != 0 {
+		t.Errorf("left: %+v", s)
+	}
+	_, _, err := l.Begin(t.Context(), id, execOf("x", "one"))
+	wantCode(t, err, dsec.CodeNotFound)
+	if err := l.Forget(t.Context(), id); err != nil {
+		t.Errorf("forgotten again: %v", err)
+	}
+	l.Close()
+	l = open(t, opts)
+	wantCode(t, l.Add(id, "project"), dsec.CodeNotFound)
+}
+
+// What a caller gives as text has no bound of its own, and need not be text.
+func TestLongAndBrokenTextIsCut(t *testing.T) {
+	l := open(t, Options{Dir: t.TempDir()})
+	id := newSandbox(t, l)
+	long := strings.Repeat("\xffé", 1<<20)
+	e := execOf(long, "one")
+	e.Caller, e.Request.Path, e.Request.Cwd = long, []byte(long), long
+	for range 100_000 {
+		e.Request.Argv = append(e.Request.Argv, []byte(long[:30]))
+	}
+	a, _, err := l.Begin(t.Context(), id, e)
+	if err != nil {
+		t.Fatal(err)
+	}
+	x := exited(0)
+	x.Response, x.SessionId, x.Reason = []byte(long), long, long
+	x.Error = &dsecv1.TrajectoryError{Message: long, Detail: &dsecv1.ErrorDetail{Code: long, Field: long}}
+	end(t, a, 0)
+	all := entries(t, l, id, 1)
+	if r := all[0].Request; !r.Cut || len(r.Shell) > maxCommand || len(r.Shell) < maxCommand-4 || len(r.Argv) == 0 || len(all[0].Caller) > maxText {
+		t.Errorf("cut %v, shell of %d bytes, %d arguments, caller of %d bytes", r.Cut, len(r.Shell), len(r.Argv), len(all[0].Caller))
+	}
+	b := begin(t, l, id, "y", "")
+	if err := b.End(x); err != nil {
+		t.Fatal(err)
+	}
+	if n := proto.Size(entries(t, l, id, 4)[0]); n > endRoom-headerLen {
+		t.Errorf("an end without output of %d bytes: more than is reserved for it", n)
+	}
+	if r := (&dsecv1.TrajectoryRequest{Shell: "short", Argv: [][]byte{[]byte("a")}}); true {
+		if boundRequest(r); r.Cut {
+			t.Error("a short request is told to be cut")
+		}
+	}
 }
