@@ -1,0 +1,455 @@
+package trajectory
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/encoding/protodelim"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/layer/blob"
+	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
+)
+
+// In the store a sandbox has
+//
+//	trajectories/PROJECT/SANDBOX/FIRST-LAST-DIGEST   a piece: its entries as
+//	    messages, each after its length (varint), as one zstd frame; the numbers
+//	    have 12 digits, the digest is SHA-256 of the frame
+//	trajectories/PROJECT/SANDBOX/outputs/DIGEST      as in outputs, compressed
+//
+// Pieces may overlap where a node died between a piece and its note of it.
+
+// maxPieceBytes is of the entries of one piece, before they are compressed.
+const maxPieceBytes = 8 << 20
+
+func (sb *sandbox) prefix() string {
+	return "trajectories/" + sb.project + "/" + string(sb.id) + "/"
+}
+
+func (sb *sandbox) outputKey(digest []byte) string {
+	return sb.prefix() + "outputs/" + hex.EncodeToString(digest)
+}
+
+// Seal writes what the store does not have of a sandbox's log to the store.
+// Errors: unsupported where there is none, and the store's.
+func (l *Log) Seal(ctx context.Context, id dsec.SandboxID) error {
+	if l.opts.Store == nil {
+		return dsec.Errorf(dsec.CodeUnsupported, "this node has no store for trajectories")
+	}
+	l.mu.Lock()
+	sb, err := l.find(id)
+	l.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	sb.sealing.Lock()
+	defer sb.sealing.Unlock()
+	// Numbers in the store are never given again.
+	if err := l.Sync(ctx); err != nil {
+		return err
+	}
+	l.mu.Lock()
+	end := sb.seq
+	l.mu.Unlock()
+	for {
+		l.mu.Lock()
+		from := sb.sealed + 1
+		l.mu.Unlock()
+		if from > end {
+			l.wakeUp()
+			return nil
+		}
+		if err := l.sealPiece(ctx, sb, from, end); err != nil {
+			return err
+		}
+	}
+}
+
+// sealPiece seals the entries from a number on, up to end or as a piece holds.
+func (l *Log) sealPiece(ctx context.Context, sb *sandbox, from, end uint64) error {
+	var b bytes.Buffer
+	var outputs []*dsecv1.TrajectoryEntry
+	last := from
+	err := l.read(ctx, sb, from, func(r *read) error {
+		if r.seq > end || b.Len() > maxPieceBytes {
+			return errEnough
+		}
+		e, err := r.entry()
+		if err != nil {
+			return err
+		}
+		if len(e.GetOutput().GetDigest()) > 0 {
+			outputs = append(outputs, e)
+		}
+		last = r.last
+		_, err = protodelim.MarshalTo(&b, e)
+		return err
+	})
+	if err != nil && !errors.Is(err, errEnough) {
+		return err
+	}
+	sealed := make(map[uint64]bool)
+	for _, e := range outputs {
+		if err := l.sealOutput(ctx, sb, e); err != nil {
+			return err
+		}
+		sealed[e.BegunSeq] = true
+	}
+	frame := encodeFrame(b.Bytes())
+	sum := sha256.Sum256(frame)
+	key := fmt.Sprintf("%s%012d-%012d-%x", sb.prefix(), from, last, sum)
+	if err := l.opts.Store.Put(ctx, key, bytes.NewReader(frame), int64(len(frame))); err != nil {
+		return err
+	}
+	l.mu.Lock()
+	before := sb.sealed
+	sb.sealed = last
+	err = l.putState(sb, typeState, 0)
+	if err != nil {
+		sb.sealed = before
+	}
+	l.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	return l.outputs.drop(sb.id, func(seq uint64) bool { return sealed[seq] })
+}
+
+func (l *Log) sealOutput(ctx context.Context, sb *sandbox, e *dsecv1.TrajectoryEntry) error {
+	f, err := l.outputs.open(sb.id, e.BegunSeq, e.Output.Digest)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // it is in the store, or lost with the node's power
+	}
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	return l.opts.Store.Put(ctx, sb.outputKey(e.Output.Digest), f, info.Size())
+}
+
+// openObject opens an output, compressed, here or in the store.
+func (l *Log) openObject(ctx context.Context, sb *sandbox, e *dsecv1.TrajectoryEntry) (io.ReadCloser, error) {
+	f, err := l.outputs.open(sb.id, e.BegunSeq, e.Output.Digest)
+	if err == nil || !errors.Is(err, fs.ErrNotExist) {
+		return f, err
+	}
+	if l.opts.Store != nil {
+		b, err := l.fetch(ctx, sb.outputKey(e.Output.Digest))
+		if err == nil {
+			return io.NopCloser(bytes.NewReader(b)), nil
+		}
+		if dsec.CodeOf(err) != dsec.CodeNotFound {
+			return nil, err
+		}
+	}
+	return nil, dsec.Errorf(dsec.CodeNotFound, "the output of entry %d is gone", e.Seq)
+}
+
+func (l *Log) fetch(ctx context.Context, key string) ([]byte, error) {
+	info, err := l.opts.Store.Stat(ctx, key)
+	if err != nil {
+		return nil, err
+	}
+	b := make([]byte, info.Size)
+	if n, err := l.opts.Store.ReadAt(ctx, key, b, 0); n < len(b) {
+		if err == nil || err == io.EOF {
+			err = io.ErrUnexpectedEOF
+		}
+		return nil, err
+	}
+	return b, nil
+}
+
+// pieces are those that were read last.
+type pieces struct{ of []piece }
+
+type piece struct {
+	key         string
+	first, last uint64
+	entries     []*dsecv1.TrajectoryEntry
+}
+
+const maxPieces = 4
+
+// readPiece reads an entry that the store has.
+func (l *Log) readPiece(ctx context.Context, sb *sandbox, r *read) error {
+	p, err := l.piece(ctx, sb, r.seq)
+	if err != nil {
+		return err
+	}
+	i, ok := slices.BinarySearchFunc(p.entries, r.seq, func(e *dsecv1.TrajectoryEntry, seq uint64) int {
+		switch {
+		case e.Seq > seq:
+			return 1
+		case max(e.Seq, e.Gap.GetLastSeq()) < seq:
+			return -1
+		}
+		return 0
+	})
+	if !ok {
+		r.typ, r.flags, r.decoded = typeEvent, flagGap, gapEntry(r.seq, r.last, reasonDamaged)
+		return nil
+	}
+	r.of(p.entries[i])
+	return nil
+}
+
+// piece returns the piece that has an entry.
+func (l *Log) piece(ctx context.Context, sb *sandbox, seq uint64) (piece, error) {
+	has := func(p piece) bool {
+		return p.first <= seq && seq <= p.last && strings.HasPrefix(p.key, sb.prefix())
+	}
+	l.mu.Lock()
+	i := slices.IndexFunc(l.pieces.of, has)
+	if i >= 0 {
+		p := l.pieces.of[i]
+		l.mu.Unlock()
+		return p, nil
+	}
+	l.mu.Unlock()
+	if l.opts.Store == nil {
+		return piece{first: seq, last: seq}, nil // sealed when there was one
+	}
+	var found piece
+	err := l.opts.Store.List(ctx, sb.prefix(), func(i blob.Info) error {
+		p := piece{key: i.Key}
+		if n, _ := fmt.Sscanf(strings.TrimPrefix(i.Key, sb.prefix()), "%d-%d-", &p.first, &p.last); n == 2 && has(p) {
+			found = p
+		}
+		return nil
+	})
+	if err != nil {
+		return piece{}, err
+	}
+	if found.key == "" {
+		return piece{first: seq, last: seq}, nil
+	}
+	frame, err := l.fetch(ctx, found.key)
+	if err != nil {
+		return piece{}, err
+	}
+	if found.entries, err = decodePiece(found.key, frame); err != nil {
+		return piece{}, err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.pieces.of = append(l.pieces.of[max(0, len(l.pieces.of)+1-maxPieces):], found)
+	return found, nil
+}
+
+func encodeFrame(b []byte) []byte {
+	enc := newEncoder()
+	defer freeEncoder(enc)
+	return enc.EncodeAll(b, nil)
+}
+
+// decodePiece holds a piece against its key and decodes its entries.
+func decodePiece(key string, frame []byte) ([]*dsecv1.TrajectoryEntry, error) {
+	damaged := func(err error) error {
+		return &dsec.Error{Code: dsec.CodeInternal, Message: "a sealed part of the trajectory is damaged in the store", Err: err}
+	}
+	if sum := sha256.Sum256(frame); !strings.HasSuffix(key, hex.EncodeToString(sum[:])) {
+		return nil, damaged(nil)
+	}
+	content, err := decompressed(bytes.NewReader(frame))
+	if err != nil {
+		return nil, err
+	}
+	defer content.Close()
+	b, err := io.ReadAll(io.LimitReader(content, maxPieceBytes+2*maxPayload))
+	if err != nil {
+		return nil, damaged(err)
+	}
+	var entries []*dsecv1.TrajectoryEntry
+	for in := bytes.NewReader(b); in.Len() > 0; {
+		e := new(dsecv1.TrajectoryEntry)
+		if err := protodelim.UnmarshalFrom(in, e); err != nil {
+			return nil, damaged(err)
+		}
+		entries = append(entries, e)
+	}
+	return entries, nil
+}
+
+// Forget has the log know nothing of a sandbox any more, and removes what it
+// sealed of it. One that it does not know is no error, so that a call that failed
+// is repeated.
+func (l *Log) Forget(ctx context.Context, id dsec.SandboxID) error {
+	l.mu.Lock()
+	sb := l.sandboxes[id]
+	l.mu.Unlock()
+	if sb == nil {
+		return nil
+	}
+	sb.sealing.Lock()
+	defer sb.sealing.Unlock()
+	if l.opts.Store != nil {
+		var keys []string
+		err := l.opts.Store.List(ctx, sb.prefix(), func(i blob.Info) error {
+			keys = append(keys, i.Key)
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		for _, key := range keys {
+			if err := l.opts.Store.Delete(ctx, key); err != nil {
+				return err
+			}
+		}
+	}
+	if err := l.forget(sb); err != nil {
+		return err
+	}
+	l.wakeUp()
+	return l.outputs.drop(id, func(uint64) bool { return true })
+}
+
+func (l *Log) forget(sb *sandbox) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if sb.forgotten {
+		return nil
+	}
+	before := sb.state
+	sb.state = state{project: sb.project, seq: sb.seq, forgotten: true}
+	if err := l.putState(sb, typeForgotten, 0); err != nil {
+		sb.state = before
+		return err
+	}
+	l.reserved -= endRoom * int64(len(before.unfinished))
+	l.indexes.drop(sb)
+	if sb.changed != nil {
+		close(sb.changed)
+		sb.changed = nil
+	}
+	return nil
+}
+
+// maintain looks after segments until the log is closed.
+func (l *Log) maintain() {
+	again := time.NewTimer(0)
+	defer again.Stop()
+	for {
+		select {
+		case <-l.wake:
+		case <-again.C:
+		case <-l.ctx.Done():
+			return
+		}
+		if err := l.shrink(l.ctx); err != nil && l.ctx.Err() == nil {
+			l.opts.Logger.Warn("trajectory: over its bound", "err", err)
+			again.Reset(10 * time.Second)
+		}
+	}
+}
+
+// shrink removes segments that nobody needs, and those that are too much.
+func (l *Log) shrink(ctx context.Context) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.err != nil {
+		return nil
+	}
+	if len(l.ahead) == 0 {
+		_ = l.makeAhead() // whoever needs it is told
+	}
+	for i := 0; i < len(l.segments); {
+		if !l.segments[i].free() {
+			i++
+		} else if err := l.remove(i); err != nil {
+			return err
+		}
+	}
+	if l.cur.objects > l.opts.MaxBytes/8 && l.spare() > l.reserved+l.slack()+endRoom {
+		if err := l.rotate(); err != nil {
+			return l.failed(err)
+		}
+	}
+	for l.bytes() > l.opts.MaxBytes && len(l.segments) > 0 {
+		s := l.segments[0]
+		if l.opts.Store != nil && !s.free() {
+			l.mu.Unlock()
+			err := l.sealAll(ctx, s)
+			l.mu.Lock()
+			if err != nil {
+				return err
+			}
+		}
+		if len(l.segments) == 0 || l.segments[0] != s {
+			continue
+		}
+		if err := l.remove(0); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// free reports whether nothing in a segment is only there.
+func (s *segment) free() bool {
+	return !slices.ContainsFunc(s.members, func(m member) bool { return !m.sb.forgotten && m.sb.sealed < m.last })
+}
+
+// sealAll seals the sandboxes of a full segment.
+func (l *Log) sealAll(ctx context.Context, s *segment) error {
+	for _, m := range s.members {
+		if err := l.Seal(ctx, m.sb.id); err != nil && dsec.CodeOf(err) != dsec.CodeNotFound {
+			return err
+		}
+	}
+	return nil
+}
+
+// remove removes the i-th full segment. What is known of its sandboxes and
+// stands nowhere later is noted again before. The caller holds mu.
+func (l *Log) remove(i int) error {
+	s := l.segments[i]
+	for _, m := range s.members {
+		sb := m.sb
+		if sb.head.segment != s.number || sb.forgotten && sb.segments == 1 {
+			continue
+		}
+		typ := typeState
+		if sb.forgotten {
+			typ = typeForgotten // there are older segments that still hold records of it
+		}
+		if err := l.putState(sb, typ, 0); err != nil {
+			return err
+		}
+	}
+	if err := os.Remove(filepath.Join(l.opts.Dir, segmentName(s.number))); err != nil {
+		return err
+	}
+	_ = s.f.Close()
+	l.segments = slices.Delete(l.segments, i, i+1)
+	l.finished -= s.size
+	for _, m := range s.members {
+		m.sb.segments--
+		switch {
+		case m.sb.forgotten && m.sb.segments == 0:
+			delete(l.sandboxes, m.sb.id)
+		case !m.sb.forgotten && m.sb.sealed < m.last: // dropped
+			if err := l.outputs.drop(m.sb.id, func(seq uint64) bool { return seq <= m.last }); err != nil {
+				l.opts.Logger.Warn("trajectory: outputs not removed", "err", err)
+			}
+		}
+	}
+	return nil
+}

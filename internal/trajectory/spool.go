@@ -1,0 +1,254 @@
+package trajectory
+
+import (
+	"encoding/binary"
+	"sync"
+
+	"google.golang.org/protobuf/encoding/protowire"
+
+	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
+)
+
+const (
+	inlineOutput = 64 << 10 // an output up to so long is in its entry
+	inlinePieces = 1024     // unless it is in more pieces
+	endOutput    = 2 << 10  // of a longer one, first and last
+	endPieces    = 64
+	maxPiece     = 64 << 10
+)
+
+// spool takes the output of one action: into memory while it is short, then
+// into an object, and where that cannot be, first and last bytes alone.
+type spool struct {
+	log *Log
+	sb  *sandbox
+	seq uint64
+
+	mu     sync.Mutex
+	mode   spoolMode
+	head   []*dsecv1.TrajectoryOutputPiece // inline: all there is
+	tail   []*dsecv1.TrajectoryOutputPiece
+	total  int64
+	taken  int64 // of the sandbox's share
+	object *object
+	piece  dsecv1.TrajectoryOutputPiece // next of object
+	gap    string                       // why nothing more is kept
+}
+
+type spoolMode uint8
+
+const (
+	spoolInline spoolMode = iota
+	spoolObject
+	spoolEnds
+	spoolClosed
+)
+
+func (s *spool) init(l *Log, sb *sandbox, seq uint64) { s.log, s.sb, s.seq = l, sb, seq }
+
+func (s *spool) write(stream dsecv1.Stream, data []byte) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.mode == spoolClosed || len(data) == 0 {
+		return
+	}
+	s.total += int64(len(data))
+	take := s.take(len(data))
+	if s.mode == spoolInline {
+		switch {
+		case take < len(data) && s.taken <= inlineOutput && len(s.head) < inlinePieces:
+			s.head = appendPiece(s.head, stream, data[:take])
+			s.mode, s.tail = spoolEnds, lastBytes(firstBytes(s.head, inlineOutput, inlinePieces))
+		case take == len(data) && s.taken <= inlineOutput && len(s.head) < inlinePieces:
+			s.head = appendPiece(s.head, stream, data)
+			return
+		default:
+			s.spill()
+			if n := min(take, endOutput-int(length(s.head))); n > 0 && len(s.head) < endPieces {
+				s.head = appendPiece(s.head, stream, data[:n])
+			}
+		}
+	}
+	if s.mode == spoolObject {
+		s.feed(stream, data[:take])
+	}
+	s.tail = lastBytes(appendPiece(s.tail, stream, data[max(0, len(data)-endOutput):]))
+}
+
+// take takes up to n bytes of what may be kept.
+func (s *spool) take(n int) int {
+	if s.gap != "" {
+		return 0 // what is kept has no holes
+	}
+	l := s.log
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	share, ofOne := l.opts.MaxSandboxOutput-s.sb.kept-s.sb.taken, l.opts.MaxOutput-s.taken
+	take := int(max(0, min(int64(n), share, ofOne)))
+	switch {
+	case s.taken+int64(n) > inlineOutput && l.bytes() > l.opts.MaxBytes:
+		take, s.gap = 0, "the trajectory log of the node is full"
+		l.wakeUp()
+	case take < n && ofOne <= share:
+		s.gap = "it is more than is kept of one action"
+	case take < n:
+		s.gap = "it is more than is kept of one sandbox"
+	}
+	s.taken += int64(take)
+	s.sb.taken += int64(take)
+	return take
+}
+
+// spill goes on with an object, and with the first bytes of what is in memory
+// beside it.
+func (s *spool) spill() {
+	all := s.head
+	s.mode, s.head, s.tail = spoolObject, firstBytes(all, endOutput, endPieces), lastBytes(firstBytes(all, inlineOutput, inlinePieces))
+	var err error
+	if s.object, err = s.log.outputs.create(); err != nil {
+		s.failed(err)
+		return
+	}
+	for _, p := range all {
+		s.feed(p.Stream, p.Data)
+	}
+}
+
+// feed adds to the object in the one way of cutting into pieces that there is
+// for an output.
+func (s *spool) feed(stream dsecv1.Stream, data []byte) {
+	for len(data) > 0 && s.mode == spoolObject {
+		if s.piece.Stream != stream || len(s.piece.Data) == maxPiece {
+			s.flush()
+		}
+		n := min(len(data), maxPiece-len(s.piece.Data))
+		s.piece.Stream, s.piece.Data = stream, append(s.piece.Data, data[:n]...)
+		data = data[n:]
+	}
+}
+
+// flush writes the next piece as a message after its length.
+func (s *spool) flush() {
+	if s.mode != spoolObject || len(s.piece.Data) == 0 {
+		return
+	}
+	var a [32]byte
+	head := protowire.AppendTag(a[:0], 1, protowire.VarintType)
+	head = protowire.AppendVarint(head, uint64(s.piece.Stream))
+	head = protowire.AppendTag(head, 2, protowire.BytesType)
+	head = protowire.AppendVarint(head, uint64(len(s.piece.Data)))
+	_, err := s.object.Write(binary.AppendUvarint(nil, uint64(len(head)+len(s.piece.Data))))
+	if err == nil {
+		_, err = s.object.Write(head)
+	}
+	if err == nil {
+		_, err = s.object.Write(s.piece.Data)
+	}
+	s.piece.Data = s.piece.Data[:0]
+	if err != nil {
+		s.failed(err)
+	}
+}
+
+// failed goes on with first and last bytes alone.
+func (s *spool) failed(err error) {
+	s.log.opts.Logger.Warn("trajectory: output not kept", "sandbox", s.sb.id, "err", err)
+	s.object.abandon()
+	s.object, s.mode, s.gap = nil, spoolEnds, "it could not be written to the disk of the node"
+}
+
+// finish gives what an entry says of the output, nil where there was none, and
+// how much of it is kept.
+func (s *spool) finish() (*dsecv1.TrajectoryOutput, uint32) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	defer func() { s.mode = spoolClosed }()
+	if s.total == 0 {
+		return nil, 0
+	}
+	out := new(dsecv1.TrajectoryOutput)
+	s.flush()
+	if s.mode == spoolObject {
+		var err error
+		if out.Digest, err = s.log.outputs.keep(s.object, s.sb.id, s.seq); err != nil {
+			s.failed(err)
+		}
+	}
+	out.Head, out.Tail, out.TotalBytes, out.KeptBytes = s.head, s.tail, s.total, length(s.head)
+	if s.mode == spoolObject {
+		out.KeptBytes = s.taken
+	}
+	if out.KeptBytes < out.TotalBytes {
+		out.GapReason = s.gap
+	}
+	return out, uint32(out.KeptBytes)
+}
+
+// withoutEnds leaves of an output what an entry has room for on a full disk.
+func withoutEnds(out *dsecv1.TrajectoryOutput) *dsecv1.TrajectoryOutput {
+	if out == nil {
+		return nil
+	}
+	out.Head, out.Tail = nil, nil
+	if out.Digest == nil {
+		out.KeptBytes, out.GapReason = 0, "the disk of the node has no room"
+	}
+	return out
+}
+
+// close gives back what was taken of the sandbox's share: what is kept is in its entry.
+func (s *spool) close() {
+	s.mu.Lock()
+	s.object.abandon()
+	s.object, s.head, s.tail, s.piece.Data = nil, nil, nil, nil
+	s.mu.Unlock()
+	s.log.mu.Lock()
+	s.sb.taken -= s.taken
+	s.log.mu.Unlock()
+}
+
+// appendPiece adds data to the last piece where that is of the same stream.
+func appendPiece(pieces []*dsecv1.TrajectoryOutputPiece, stream dsecv1.Stream, data []byte) []*dsecv1.TrajectoryOutputPiece {
+	if n := len(pieces); n > 0 && pieces[n-1].Stream == stream {
+		pieces[n-1].Data = append(pieces[n-1].Data, data...)
+		return pieces
+	}
+	return append(pieces, &dsecv1.TrajectoryOutputPiece{Stream: stream, Data: append([]byte(nil), data...)})
+}
+
+func length(pieces []*dsecv1.TrajectoryOutputPiece) (n int64) {
+	for _, p := range pieces {
+		n += int64(len(p.Data))
+	}
+	return n
+}
+
+// firstBytes copies what is first of pieces.
+func firstBytes(pieces []*dsecv1.TrajectoryOutputPiece, bytes, most int) (first []*dsecv1.TrajectoryOutputPiece) {
+	for _, p := range pieces {
+		n := min(bytes, len(p.Data))
+		if n == 0 || len(first) == most {
+			break
+		}
+		first = appendPiece(first, p.Stream, p.Data[:n])
+		bytes -= n
+	}
+	return first
+}
+
+// lastBytes is what is last of pieces, in place.
+func lastBytes(pieces []*dsecv1.TrajectoryOutputPiece) []*dsecv1.TrajectoryOutputPiece {
+	pieces = pieces[max(0, len(pieces)-endPieces):]
+	over := length(pieces) - endOutput
+	for over > 0 {
+		p := pieces[0]
+		n := min(over, int64(len(p.Data)))
+		over -= n
+		if n == int64(len(p.Data)) {
+			pieces = pieces[1:]
+			continue
+		}
+		p.Data = append(p.Data[:0], p.Data[n:]...)
+	}
+	return pieces
+}
