@@ -17,6 +17,51 @@ import (
 // projectHeader tells an edge which project a call acts for.
 const projectHeader = "Dsec-Project"
 
+// Headers of calls about what is done, for the trajectory: see docs/state.md.
+const (
+	callerHeader   = "Dsec-Caller"
+	actionHeader   = "Dsec-Action-Id"
+	syncHeader     = "Dsec-Sync"
+	replayedHeader = "Dsec-Replayed"
+)
+
+type actionKey struct{}
+
+// action is what a caller says of the call beside what is to be done.
+type action struct{ id, sync string }
+
+// withAction has calls to edges carry what the caller said.
+func withAction(ctx context.Context, id, sync string) context.Context {
+	if id == "" && sync == "" {
+		return ctx
+	}
+	return context.WithValue(ctx, actionKey{}, action{id, sync})
+}
+
+// identify says in the header of a call to an edge who makes it.
+func identify(ctx context.Context, h http.Header) {
+	p := principal(ctx)
+	h.Set(projectHeader, p.Project)
+	if p.KeyID != "" {
+		h.Set(callerHeader, p.KeyID)
+	}
+	if a, ok := ctx.Value(actionKey{}).(action); ok {
+		if a.id != "" {
+			h.Set(actionHeader, a.id)
+		}
+		if a.sync != "" {
+			h.Set(syncHeader, a.sync)
+		}
+	}
+}
+
+// markReplayed passes on that an answer is one of an earlier call.
+func markReplayed(to, from http.Header) {
+	if v := from.Get(replayedHeader); v != "" {
+		to.Set(replayedHeader, v)
+	}
+}
+
 type principalKey struct{}
 
 // gate authenticates a call by its header alone, before a byte of its body is
@@ -30,7 +75,7 @@ func (s *Server) gate(ctx context.Context, spec connect.Spec, _ connect.Peer, h 
 		s.metrics.refused(spec.Procedure, err)
 		return nil, apierr.Encode(err)
 	}
-	return context.WithValue(ctx, principalKey{}, p), nil
+	return withAction(context.WithValue(ctx, principalKey{}, p), h.Get(actionHeader), h.Get(syncHeader)), nil
 }
 
 // secret reads the key of a request's header; empty if there is none. Two that

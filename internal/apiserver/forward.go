@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net/http"
 	"sync/atomic"
 
 	"connectrpc.com/connect"
@@ -36,7 +37,7 @@ func (s *Server) owner(field, sandboxID string) (*watcher.Edge, error) {
 // request is msg as a call to an edge. Nothing of the caller's own header goes along.
 func request[T any](ctx context.Context, msg *T) *connect.Request[T] {
 	req := connect.NewRequest(msg)
-	req.Header().Set(projectHeader, principal(ctx).Project)
+	identify(ctx, req.Header())
 	return req
 }
 
@@ -67,7 +68,9 @@ func forward[C, Req, Res any](
 	if err != nil {
 		return nil, fromEdge(err, req.Spec().Procedure)
 	}
-	return connect.NewResponse(res.Msg), nil
+	out := connect.NewResponse(res.Msg)
+	markReplayed(out.Header(), res.Header())
+	return out, nil
 }
 
 // download forwards a call that is answered by a stream to the edge of the
@@ -80,7 +83,7 @@ func download[C, Req, Res any, P sandboxRequest[Req]](
 	if err != nil {
 		return err
 	}
-	return relay(ctx, client(edge), call, msg, out.Send)
+	return relayMarked(ctx, client(edge), call, msg, out.Send, func(h http.Header) { markReplayed(out.ResponseHeader(), h) })
 }
 
 // relay makes a call at an edge and sends on what it is answered by. One
@@ -89,6 +92,15 @@ func download[C, Req, Res any, P sandboxRequest[Req]](
 func relay[C, Req, Res any](
 	ctx context.Context, client C,
 	call func(C, context.Context, *connect.Request[Req]) (*connect.ServerStreamForClient[Res], error), msg *Req, send func(*Res) error,
+) error {
+	return relayMarked(ctx, client, call, msg, send, func(http.Header) {})
+}
+
+// relayMarked is relay that shows the header of what comes before the first message
+// is sent on.
+func relayMarked[C, Req, Res any](
+	ctx context.Context, client C,
+	call func(C, context.Context, *connect.Request[Req]) (*connect.ServerStreamForClient[Res], error), msg *Req, send func(*Res) error, mark func(http.Header),
 ) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel() // where the reader is gone, so is the edge's call
@@ -103,7 +115,10 @@ func relay[C, Req, Res any](
 		return fromEdge(err, req.Spec().Procedure)
 	}
 	defer func() { _ = in.Close() }()
-	for in.Receive() {
+	for first := true; in.Receive(); first = false {
+		if first {
+			mark(in.ResponseHeader())
+		}
 		if err := send(in.Msg()); err != nil {
 			return gone(err)
 		}
@@ -114,10 +129,11 @@ func relay[C, Req, Res any](
 	return nil
 }
 
-func edgeClient(e *watcher.Edge) dsecv1connect.EdgeServiceClient       { return e }
-func processClient(e *watcher.Edge) dsecv1connect.ProcessServiceClient { return e.Process }
-func sessionClient(e *watcher.Edge) dsecv1connect.SessionServiceClient { return e.Session }
-func fileClient(e *watcher.Edge) dsecv1connect.FileServiceClient       { return e.File }
+func edgeClient(e *watcher.Edge) dsecv1connect.EdgeServiceClient             { return e }
+func processClient(e *watcher.Edge) dsecv1connect.ProcessServiceClient       { return e.Process }
+func sessionClient(e *watcher.Edge) dsecv1connect.SessionServiceClient       { return e.Session }
+func fileClient(e *watcher.Edge) dsecv1connect.FileServiceClient             { return e.File }
+func trajectoryClient(e *watcher.Edge) dsecv1connect.TrajectoryServiceClient { return e.Trajectory }
 
 // upload forwards a stream of requests that is answered once. first was
 // already received, and named the edge.
@@ -130,7 +146,7 @@ func upload[Req, Res any](
 	// canceled, it breaks off there as well.
 	defer cancel()
 	out := open(ctx)
-	out.RequestHeader().Set(projectHeader, principal(ctx).Project)
+	identify(ctx, out.RequestHeader())
 	conn, err := out.Conn()
 	if err != nil {
 		return nil, fromEdge(err, out.Spec().Procedure)
@@ -166,7 +182,9 @@ func upload[Req, Res any](
 	if answer.err != nil {
 		return nil, fromEdge(answer.err, out.Spec().Procedure)
 	}
-	return connect.NewResponse(answer.msg), nil
+	res := connect.NewResponse(answer.msg)
+	markReplayed(res.Header(), conn.ResponseHeader())
+	return res, nil
 }
 
 // answer is what an edge answers to an upload: it is read as soon as it is there, which

@@ -67,7 +67,7 @@ func (s sessionService) RunCommands(ctx context.Context, in *connect.BidiStream[
 		if msg.GetSandboxId() != id {
 			return dsec.Invalid("sandbox_id", "want the sandbox of the stream's first command")
 		}
-		if err := relay(ctx, edge.Session, dsecv1connect.SessionServiceClient.RunCommand, msg, in.Send); err != nil {
+		if err := relay(withAction(ctx, msg.GetActionId(), ""), edge.Session, dsecv1connect.SessionServiceClient.RunCommand, msg, in.Send); err != nil {
 			return err
 		}
 		daemon.AnswerOf(ctx).Release()

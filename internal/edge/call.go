@@ -26,6 +26,8 @@ type call struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	stop   func() bool
+	origin origin
+	alone  bool // of the edge itself: nobody waits for it
 }
 
 // enter starts a call, which end must end.
@@ -60,7 +62,7 @@ func (e *Edge) enter(ctx context.Context, h http.Header, id string) (*call, erro
 	if s.client == nil {
 		s.client = withFiles(chronusapi.NewClient(s.instance.Dial), s.instance)
 	}
-	c := &call{e: e, s: s, inst: s.instance, spec: s.spec, client: s.client}
+	c := &call{e: e, s: s, inst: s.instance, spec: s.spec, client: s.client, origin: readOrigin(ctx, h)}
 	s.mu.Unlock()
 	c.ctx, c.cancel = context.WithCancelCause(ctx)
 	c.stop = context.AfterFunc(e.closing, func() { c.cancel(context.Cause(e.closing)) })
@@ -79,6 +81,9 @@ func withFiles(client *chronusapi.Client, inst backend.Instance) *chronusapi.Cli
 func (c *call) end() {
 	c.stop()
 	c.cancel(nil)
+	if c.alone {
+		return
+	}
 	now := c.e.clock()
 	c.s.mu.Lock()
 	c.s.calls--
@@ -99,7 +104,7 @@ func (c *call) closing() bool { return c.e.closing.Err() != nil }
 
 // keeps reports whether commands go on although their stream broke: while the
 // edge shuts down nobody can tell whether the client has gone.
-func (c *call) keeps() bool { return c.closing() || c.e.draining.Load() }
+func (c *call) keeps() bool { return c.alone || c.closing() || c.e.draining.Load() }
 
 // fail is what a caller is told for err, which chronus or the way to it gave.
 func (c *call) fail(err error) error {

@@ -18,6 +18,7 @@ import (
 	"github.com/opendsec/dsec/internal/backend"
 	"github.com/opendsec/dsec/internal/layer"
 	"github.com/opendsec/dsec/internal/layer/registry"
+	"github.com/opendsec/dsec/internal/trajectory"
 	"github.com/opendsec/dsec/internal/units"
 )
 
@@ -50,6 +51,9 @@ type Config struct {
 	// DefaultMaxPaused is how long a sandbox may be paused where its pause says
 	// nothing: 7 days; negative: for ever.
 	DefaultMaxPaused time.Duration
+	// Trajectories bound the trajectory log, and say where it is sealed to. Dir and
+	// Logger are the edge's to set.
+	Trajectories trajectory.Options
 
 	// MaxSandboxes at once on this edge: 4096.
 	MaxSandboxes int

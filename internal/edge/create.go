@@ -165,6 +165,9 @@ func (e *Edge) bringUp(ctx context.Context, s *sandbox) error {
 	if err != nil {
 		return e.abandon(s, err)
 	}
+	if err := e.trajectories.Add(s.id, s.project); err != nil {
+		return e.abandon(s, err)
+	}
 	e.cfg.Crash("create.backend")
 	inst, err := e.instance(ctx, s)
 	if err != nil {
@@ -260,6 +263,7 @@ func (e *Edge) abandon(s *sandbox, cause error) error {
 		}
 	}
 	e.forget(s)
+	e.forgetTrajectory(s.id)
 	s.mu.Lock()
 	s.reaped = true
 	s.signal()
@@ -281,6 +285,10 @@ func (e *Edge) publish(s *sandbox, inst backend.Instance) error {
 		err = e.write(s)
 	}
 	if err != nil {
+		s.mu.Unlock()
+		return e.rollBack(s, inst, err)
+	}
+	if err := e.noteCreate(s); err != nil {
 		s.mu.Unlock()
 		return e.rollBack(s, inst, err)
 	}

@@ -32,24 +32,26 @@ import (
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/hostos"
 	"github.com/opendsec/dsec/internal/journal"
+	"github.com/opendsec/dsec/internal/trajectory"
 )
 
 // Edge is the node agent.
 type Edge struct {
-	cfg      Config
-	id       dsec.EdgeID
-	log      *slog.Logger
-	journal  *journal.Journal
-	backends map[dsec.Kind]*offer
-	kinds    []dsec.Kind // in the order of the configuration
-	metrics  *metrics
-	timers   *timers
-	clock    func() time.Duration // since boot
-	bootID   string
-	replay   journal.Replay // until Recover
-	lost     []string       // layers that were lost when this edge began, until Recover
-	degraded degraded       // layers of which reads fail
-	creates  chan struct{}  // holds a token for each create under way
+	cfg          Config
+	id           dsec.EdgeID
+	log          *slog.Logger
+	journal      *journal.Journal
+	trajectories *trajectory.Log
+	backends     map[dsec.Kind]*offer
+	kinds        []dsec.Kind // in the order of the configuration
+	metrics      *metrics
+	timers       *timers
+	clock        func() time.Duration // since boot
+	bootID       string
+	replay       journal.Replay // until Recover
+	lost         []string       // layers that were lost when this edge began, until Recover
+	degraded     degraded       // layers of which reads fail
+	creates      chan struct{}  // holds a token for each create under way
 
 	// closing is canceled by Close; it ends calls in progress.
 	closing   context.Context
@@ -105,6 +107,9 @@ func New(cfg Config) (*Edge, error) {
 	if err := e.identify(); err != nil {
 		return nil, errors.Join(err, e.journal.Close())
 	}
+	if err := e.openTrajectories(); err != nil {
+		return nil, errors.Join(fmt.Errorf("edge: trajectory log: %w", err), e.journal.Close())
+	}
 	e.metrics = newMetrics(e)
 	e.timers = newTimers(e.clock, e.fire)
 	return e, nil
@@ -140,7 +145,7 @@ func (e *Edge) Close() error {
 	for _, o := range e.backends {
 		errs = append(errs, o.Close())
 	}
-	return errors.Join(append(errs, e.journal.Close())...)
+	return errors.Join(append(errs, e.trajectories.Close(), e.journal.Close())...)
 }
 
 // closeGrace is how long Close waits for calls to end.

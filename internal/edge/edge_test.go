@@ -17,6 +17,7 @@ import (
 	"github.com/opendsec/dsec/internal/backend/fake"
 	"github.com/opendsec/dsec/internal/edge"
 	"github.com/opendsec/dsec/internal/testutil"
+	"github.com/opendsec/dsec/internal/trajectory"
 	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
 	"github.com/opendsec/dsec/proto/dsec/v1/dsecv1connect"
 )
@@ -42,7 +43,7 @@ func newNode(t testing.TB, change func(*edge.Config, *fake.Options)) *node {
 	t.Helper()
 	n := &node{
 		t:    t,
-		cfg:  edge.Config{StateDir: t.TempDir(), RunDir: t.TempDir(), MinFreeBytes: 1, MinFreeInodes: 1, Logger: testutil.Logger(t)},
+		cfg:  edge.Config{Trajectories: trajectory.Options{SegmentBytes: 1 << 20}, StateDir: t.TempDir(), RunDir: t.TempDir(), MinFreeBytes: 1, MinFreeInodes: 1, Logger: testutil.Logger(t)},
 		opts: fake.Options{World: fake.NewWorld()},
 	}
 	t.Cleanup(func() { n.close() })

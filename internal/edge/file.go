@@ -2,12 +2,15 @@ package edge
 
 import (
 	"context"
+	"crypto/sha256"
+	"fmt"
 	"io"
 	"net/http"
 	"path"
 	"time"
 
 	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/backend"
@@ -71,9 +74,11 @@ func (f fileService) Stat(ctx context.Context, req *connect.Request[dsecv1.StatR
 		if err != nil {
 			return err
 		}
-		info, err := c.client.Stat(c.ctx, name, req.Msg.Follow)
-		out.Entry = entryProto(&info)
-		return err
+		return c.do(dsecv1.TrajectoryKind_TRAJECTORY_KIND_FILE_STAT, req.Msg, ofPath(name), out, func() error {
+			info, err := c.client.Stat(c.ctx, name, req.Msg.Follow)
+			out.Entry = entryProto(&info)
+			return err
+		})
 	})
 	return respond(out, err)
 }
@@ -99,26 +104,29 @@ func (f fileService) ListDir(ctx context.Context, req *connect.Request[dsecv1.Li
 		if want < 1 || want > maxList {
 			return dsec.Invalid("page_size", "want 1 to %d, or 0 for %d; got %d", maxList, defaultList, want)
 		}
-		after := string(m.After)
-		for out.More = true; out.More && len(out.Entries) < want; {
-			list, more, err := c.client.ListDir(c.ctx, name, after, min(want-len(out.Entries), chronusapi.MaxList))
-			if err != nil {
-				return err
-			}
-			for i := range list {
-				out.Entries = append(out.Entries, entryProto(&list[i]))
-				after = list[i].Name
-			}
-			out.More = more && len(list) > 0
-		}
-		return nil
+		return c.do(dsecv1.TrajectoryKind_TRAJECTORY_KIND_FILE_LIST, m, ofPath(name), out, func() error { return c.listDir(name, string(m.After), want, out) })
 	})
 	return respond(out, err)
 }
 
+func (c *call) listDir(name, after string, want int, out *dsecv1.ListDirResponse) error {
+	for out.More = true; out.More && len(out.Entries) < want; {
+		list, more, err := c.client.ListDir(c.ctx, name, after, min(want-len(out.Entries), chronusapi.MaxList))
+		if err != nil {
+			return err
+		}
+		for i := range list {
+			out.Entries = append(out.Entries, entryProto(&list[i]))
+			after = list[i].Name
+		}
+		out.More = more && len(list) > 0
+	}
+	return nil
+}
+
 // Mkdir makes a directory.
 func (f fileService) Mkdir(ctx context.Context, req *connect.Request[dsecv1.MkdirRequest]) (*connect.Response[dsecv1.MkdirResponse], error) {
-	m := req.Msg
+	m, out := req.Msg, new(dsecv1.MkdirResponse)
 	err := f.with(ctx, req.Header(), m.SandboxId, func(c *call) error {
 		name, err := filePath("path", c, m.Path)
 		if err != nil {
@@ -128,13 +136,14 @@ func (f fileService) Mkdir(ctx context.Context, req *connect.Request[dsecv1.Mkdi
 		if mode == 0 {
 			mode = 0o755
 		}
-		return c.client.Mkdir(c.ctx, name, mode, m.Parents)
+		return c.do(dsecv1.TrajectoryKind_TRAJECTORY_KIND_FILE_MKDIR, m, ofPath(name), out, func() error { return c.client.Mkdir(c.ctx, name, mode, m.Parents) })
 	})
-	return respond(new(dsecv1.MkdirResponse), err)
+	return respond(out, err)
 }
 
 // Rename moves a file or directory.
 func (f fileService) Rename(ctx context.Context, req *connect.Request[dsecv1.RenameRequest]) (*connect.Response[dsecv1.RenameResponse], error) {
+	out := new(dsecv1.RenameResponse)
 	err := f.with(ctx, req.Header(), req.Msg.SandboxId, func(c *call) error {
 		from, err := filePath("from", c, req.Msg.From)
 		if err != nil {
@@ -144,9 +153,11 @@ func (f fileService) Rename(ctx context.Context, req *connect.Request[dsecv1.Ren
 		if err != nil {
 			return err
 		}
-		return renamed(c.client.Rename(c.ctx, from, to))
+		what := ofPath(from)
+		what.NewPath = []byte(to)
+		return c.do(dsecv1.TrajectoryKind_TRAJECTORY_KIND_FILE_RENAME, req.Msg, what, out, func() error { return renamed(c.client.Rename(c.ctx, from, to)) })
 	})
-	return respond(new(dsecv1.RenameResponse), err)
+	return respond(out, err)
 }
 
 // renamed gives the fields the names that they have in this API.
@@ -159,14 +170,15 @@ func renamed(err error) error {
 
 // Remove removes a file or directory.
 func (f fileService) Remove(ctx context.Context, req *connect.Request[dsecv1.RemoveRequest]) (*connect.Response[dsecv1.RemoveResponse], error) {
+	out := new(dsecv1.RemoveResponse)
 	err := f.with(ctx, req.Header(), req.Msg.SandboxId, func(c *call) error {
 		name, err := filePath("path", c, req.Msg.Path)
 		if err != nil {
 			return err
 		}
-		return c.client.Remove(c.ctx, name, req.Msg.Recursive)
+		return c.do(dsecv1.TrajectoryKind_TRAJECTORY_KIND_FILE_REMOVE, req.Msg, ofPath(name), out, func() error { return c.client.Remove(c.ctx, name, req.Msg.Recursive) })
 	})
-	return respond(new(dsecv1.RemoveResponse), err)
+	return respond(out, err)
 }
 
 // Read streams a regular file.
@@ -184,8 +196,9 @@ func (f fileService) Read(ctx context.Context, req *connect.Request[dsecv1.ReadR
 		if length == 0 {
 			length = -1
 		}
-		r, err := c.client.Read(c.ctx, name, m.Offset, length)
-		return sendFile(stream, r, err)
+		return c.doRead(dsecv1.TrajectoryKind_TRAJECTORY_KIND_FILE_READ, m, ofPath(name), stream, func() (io.ReadCloser, error) {
+			return c.client.Read(c.ctx, name, m.Offset, length)
+		})
 	})
 }
 
@@ -196,15 +209,47 @@ func (f fileService) Download(ctx context.Context, req *connect.Request[dsecv1.D
 		if err != nil {
 			return err
 		}
-		r, err := c.client.Download(c.ctx, name)
-		return sendFile(stream, r, err)
+		return c.doRead(dsecv1.TrajectoryKind_TRAJECTORY_KIND_FILE_DOWNLOAD, req.Msg, ofPath(name), stream, func() (io.ReadCloser, error) { return c.client.Download(c.ctx, name) })
 	})
 }
 
-func sendFile(stream *connect.ServerStream[dsecv1.FileChunk], r io.ReadCloser, err error) error {
+// ofPath says shortly what file something is done to.
+func ofPath(name string) *dsecv1.TrajectoryRequest {
+	return &dsecv1.TrajectoryRequest{Path: []byte(name)}
+}
+
+// doRead is do of a call that is answered by a stream of bytes. They are kept where the
+// call has an action ID: a later one is to read the same, whatever the file is then.
+func (c *call) doRead(kind dsecv1.TrajectoryKind, req proto.Message, what *dsecv1.TrajectoryRequest, stream *connect.ServerStream[dsecv1.FileChunk], open func() (io.ReadCloser, error)) error {
+	a, earlier, err := c.begin(kind, req, what)
 	if err != nil {
 		return err
 	}
+	if earlier != nil {
+		stream.ResponseHeader().Set(replayedHeader, "1")
+		if err := errorOf(earlier.Ended); err != nil {
+			return err
+		}
+		if o := earlier.Ended.Output; o.GetTotalBytes() > o.GetKeptBytes() {
+			return errNotKept(o.TotalBytes-o.KeptBytes, o.GapReason)
+		}
+		return c.pieces(earlier.Ended, func(p *dsecv1.TrajectoryOutputPiece) error { return stream.Send(&dsecv1.FileChunk{Data: p.Data}) })
+	}
+	sum, n := sha256.New(), int64(0)
+	r, err := open()
+	if err == nil {
+		err = sendFile(stream, r, func(data []byte) {
+			n += int64(len(data))
+			sum.Write(data)
+			if c.origin.action != "" {
+				a.Output(dsecv1.Stream_STREAM_UNSPECIFIED, data)
+			}
+		})
+	}
+	return c.finish(a, &dsecv1.TrajectoryEntry{Reason: fmt.Sprintf("%d bytes, sha256:%x", n, sum.Sum(nil))}, err)
+}
+
+func sendFile(stream *connect.ServerStream[dsecv1.FileChunk], r io.ReadCloser, look func([]byte)) error {
 	defer func() { _ = r.Close() }()
 	chunk := &dsecv1.FileChunk{}
 	buf := make([]byte, chronusapi.MaxChunk)
@@ -212,6 +257,7 @@ func sendFile(stream *connect.ServerStream[dsecv1.FileChunk], r io.ReadCloser, e
 		n, err := r.Read(buf)
 		if n > 0 {
 			chunk.Data = buf[:n]
+			look(chunk.Data)
 			if err := stream.Send(chunk); err != nil {
 				return err
 			}
@@ -246,13 +292,47 @@ func (f fileService) Write(ctx context.Context, stream *connect.ClientStream[dse
 		if err := req.Validate(); err != nil {
 			return inOpen(err)
 		}
-		if err := c.parents(name); err != nil {
+		in := &content[dsecv1.WriteRequest, *dsecv1.WriteRequest]{stream: stream}
+		return c.doWrite(dsecv1.TrajectoryKind_TRAJECTORY_KIND_FILE_WRITE, open, ofPath(name), in, out, func(data io.Reader) error {
+			if err := c.parents(name); err != nil {
+				return inOpen(err)
+			}
+			var err error
+			out.Size, err = c.client.Write(c.ctx, req, data)
 			return inOpen(err)
-		}
-		out.Size, err = c.client.Write(c.ctx, req, &content[dsecv1.WriteRequest, *dsecv1.WriteRequest]{stream: stream})
-		return inOpen(err)
+		})
 	})
 	return respond(out, err)
+}
+
+// doWrite is do of a call whose data follow it. They are no part of the digest by which
+// it begins; a later call with the same action ID and other data has diverged all the same.
+func (c *call) doWrite(kind dsecv1.TrajectoryKind, open proto.Message, what *dsecv1.TrajectoryRequest, in io.Reader, out proto.Message, f func(io.Reader) error) error {
+	a, earlier, err := c.begin(kind, open, what)
+	if err != nil {
+		return err
+	}
+	sum := sha256.New()
+	data := io.TeeReader(in, sum)
+	content := func() string { return fmt.Sprintf("sha256:%x", sum.Sum(nil)) }
+	if earlier != nil {
+		if err := errorOf(earlier.Ended); err != nil {
+			return err
+		}
+		if _, err := io.Copy(io.Discard, data); err != nil {
+			return err
+		}
+		if got := content(); got != earlier.Ended.Reason {
+			return dsec.Errorf(dsec.CodeDiverged, "action %q wrote other data: entry %d has %s, this one %s", c.origin.action, earlier.Ended.Seq, earlier.Ended.Reason, got)
+		}
+		return proto.Unmarshal(earlier.Ended.Response, out)
+	}
+	e := new(dsecv1.TrajectoryEntry)
+	if err = f(data); err == nil {
+		e.Reason = content()
+		e.Response, err = proto.Marshal(out)
+	}
+	return c.finish(a, e, err)
 }
 
 // parents makes the directories above a file. What stands in the way of that
@@ -279,9 +359,12 @@ func (f fileService) Upload(ctx context.Context, stream *connect.ClientStream[ds
 		if err != nil {
 			return err
 		}
-		res, err := c.client.Upload(c.ctx, chronusapi.UploadRequest{Path: name, User: open.User}, &content[dsecv1.UploadRequest, *dsecv1.UploadRequest]{stream: stream})
-		out.Entries, out.Bytes = res.Entries, res.Bytes
-		return inOpen(err)
+		in := &content[dsecv1.UploadRequest, *dsecv1.UploadRequest]{stream: stream}
+		return c.doWrite(dsecv1.TrajectoryKind_TRAJECTORY_KIND_FILE_UPLOAD, open, ofPath(name), in, out, func(data io.Reader) error {
+			res, err := c.client.Upload(c.ctx, chronusapi.UploadRequest{Path: name, User: open.User}, data)
+			out.Entries, out.Bytes = res.Entries, res.Bytes
+			return inOpen(err)
+		})
 	})
 	return respond(out, err)
 }

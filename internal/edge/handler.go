@@ -36,6 +36,7 @@ func (e *Edge) Handler() http.Handler {
 	mux.Handle(dsecv1connect.NewProcessServiceHandler(processService{e}, opts...))
 	mux.Handle(dsecv1connect.NewSessionServiceHandler(sessionService{e: e}, opts...))
 	mux.Handle(dsecv1connect.NewFileServiceHandler(fileService{e}, opts...))
+	mux.Handle(dsecv1connect.NewTrajectoryServiceHandler(trajectoryService{e}, opts...))
 	mux.HandleFunc("GET /healthz", e.health)
 	return daemon.HoldAnswers(answersImports(mux))
 }
@@ -89,9 +90,13 @@ func (i errorInterceptor) encode(procedure string, err error) error {
 // WrapUnary implements connect.Interceptor.
 func (i errorInterceptor) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 	return func(ctx context.Context, req connect.AnyRequest) (connect.AnyResponse, error) {
+		ctx, mark := markable(ctx, req.Header())
 		res, err := next(ctx, req)
 		if err != nil {
 			return nil, i.encode(req.Spec().Procedure, err)
+		}
+		if mark != nil && mark.yes {
+			res.Header().Set(replayedHeader, "1")
 		}
 		return res, nil
 	}

@@ -199,7 +199,9 @@ func (e *Edge) finish(s *sandbox) {
 	s.slim()
 	e.writeAnyway(s)
 	s.signal()
+	state, why := s.state, s.reason
 	s.mu.Unlock()
+	e.noteEnd(s, state, why)
 	releaseAll(release)
 	e.timers.remove(s)
 	e.retire(s)
@@ -244,6 +246,7 @@ func (e *Edge) dropOld() {
 		if err := e.journal.Delete(string(s.id)); err != nil {
 			e.log.Warn("old record is not deleted", "sandbox", s.id, "err", err)
 		}
+		e.forgetTrajectory(s.id)
 	}
 	if next != nil {
 		e.timers.schedule(next, next.endedAt+e.cfg.Retention+1)

@@ -119,6 +119,7 @@ func (e *Edge) pause(ctx context.Context, s *sandbox, o pauseOptions) error {
 		return err
 	}
 	e.metrics.paused.Inc()
+	e.tell(s, &dsecv1.TrajectoryEntry{Kind: dsecv1.TrajectoryKind_TRAJECTORY_KIND_PAUSE, Reason: o.reason})
 	e.arm(s)
 	return nil
 }
@@ -210,6 +211,7 @@ func (e *Edge) resume(ctx context.Context, s *sandbox) error {
 		e.killCut(s, inst, s.cutSoFar()) // before it takes calls
 	}
 	e.metrics.resumed.Inc()
+	e.tell(s, &dsecv1.TrajectoryEntry{Kind: dsecv1.TrajectoryKind_TRAJECTORY_KIND_RESUME})
 	e.arm(s)
 	return nil
 }

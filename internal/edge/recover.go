@@ -107,6 +107,7 @@ func (e *Edge) Recover(ctx context.Context) error {
 		}
 	}
 	e.dropOld()
+	e.forgetOrphans()
 	e.ready.Store(true)
 	if e.cfg.Layers != nil {
 		e.run(e.settleLost)
@@ -290,6 +291,10 @@ func (e *Edge) adopt(ctx context.Context, s *sandbox) bool {
 		e.writeAnyway(s) // the damage itself is gone from the journal
 	}
 	s.mu.Unlock()
+	if err := e.trajectories.Add(s.id, s.project); err != nil { // made by an edge that had no log
+		e.log.Error("a sandbox has no log", "sandbox", s.id, "err", err)
+	}
+	e.unfinish(s, "the edge was restarted meanwhile")
 	e.watch(s, inst)
 	e.arm(s)
 	if s.paused != nil {

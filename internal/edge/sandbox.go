@@ -38,15 +38,16 @@ type sandbox struct {
 	reaping    bool               // an attempt to free them is under way
 	attempts   int                // to free them, so far
 	calls      int
-	owners     map[uint64]int    // attached callers that a process is not to outlive
-	tags       map[uint64]string // of processes whose Exec call is under way
-	cut        []uint64          // processes that were killed because their caller was gone
-	active     time.Duration     // end of the last call
-	idle       time.Duration     // timeout, 0 is never
-	deadline   time.Duration     // 0 is never
-	retry      time.Duration     // when to try again to free it, 0 is never
-	turn       chan struct{}     // of a pause or resume under way, closed at its end
-	paused     *pausing          // while state is paused
+	owners     map[uint64]int        // attached callers that a process is not to outlive
+	follows    map[uint64]*following // commands whose actions are under way, by the seqs of these
+	tags       map[uint64]string     // of processes whose Exec call is under way
+	cut        []uint64              // processes that were killed because their caller was gone
+	active     time.Duration         // end of the last call
+	idle       time.Duration         // timeout, 0 is never
+	deadline   time.Duration         // 0 is never
+	retry      time.Duration         // when to try again to free it, 0 is never
+	turn       chan struct{}         // of a pause or resume under way, closed at its end
+	paused     *pausing              // while state is paused
 	ended      time.Time
 	endedAt    time.Duration // the same on the boot clock
 	changed    chan struct{} // closed at the next change; nil if nobody waits

@@ -8,6 +8,7 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/chronusapi"
+	"github.com/opendsec/dsec/internal/trajectory"
 	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
 	"github.com/opendsec/dsec/proto/dsec/v1/dsecv1connect"
 )
@@ -31,10 +32,13 @@ func (x sessionService) OpenSession(ctx context.Context, req *connect.Request[ds
 		if open.User == "" {
 			open.User = c.spec.User
 		}
-		return c.grouped(func() error {
-			s, err := c.client.OpenSession(c.ctx, open)
-			out.SessionId = toText(s.ID)
-			return err
+		what := &dsecv1.TrajectoryRequest{Cwd: toText(open.Cwd), User: toText(open.User)}
+		return c.do(dsecv1.TrajectoryKind_TRAJECTORY_KIND_SESSION_OPEN, m, what, out, func() error {
+			return c.grouped(func() error {
+				s, err := c.client.OpenSession(c.ctx, open)
+				out.SessionId = toText(s.ID)
+				return err
+			})
 		})
 	})
 	return respond(out, err)
@@ -60,17 +64,59 @@ func sessionCommand(m *dsecv1.RunCommandRequest) (chronusapi.SessionCommand, err
 // command is interrupted; where this edge is restarted it runs on.
 func (x sessionService) RunCommand(ctx context.Context, req *connect.Request[dsecv1.RunCommandRequest], stream *connect.ServerStream[dsecv1.ProcessEvent]) error {
 	return x.e.with(ctx, req.Header(), req.Msg.SandboxId, func(c *call) error {
+		cmd, err := sessionCommand(req.Msg)
+		if err != nil {
+			return err
+		}
+		what := &dsecv1.TrajectoryRequest{SessionId: req.Msg.SessionId, Shell: toText(cmd.Command)}
+		a, earlier, err := c.beginAside(dsecv1.TrajectoryKind_TRAJECTORY_KIND_SESSION_COMMAND, req.Msg, what)
+		if err != nil {
+			return err
+		}
 		out := newSender(ctx, stream.Send)
 		defer out.close()
-		return c.runCommand(req.Msg, out)
+		if earlier != nil {
+			stream.ResponseHeader().Set(replayedHeader, "1")
+			return c.startAgain(out, earlier, false)
+		}
+		if c.origin.action == "" {
+			return c.runCommand(a, cmd, out)
+		}
+		_, err = once(c, func(own *call) (struct{}, error) { return struct{}{}, own.runCommand(a, cmd, out) }, nil)
+		return err
 	})
 }
 
-func (c *call) runCommand(m *dsecv1.RunCommandRequest, out *sender) error {
-	cmd, err := sessionCommand(m)
-	if err != nil {
-		return err
+// runCommand runs a command of a session to its end, and notes that.
+func (c *call) runCommand(a *trajectory.Action, cmd chronusapi.SessionCommand, out *sender) error {
+	entry := &dsecv1.TrajectoryEntry{SessionId: cmd.Session}
+	noted := false
+	note := func(err error) error {
+		noted = true
+		return c.finish(a, entry, err)
 	}
+	err := c.sessionEvents(cmd, func(process uint64, e *chronusapi.Event) error {
+		entry.ProcessId = process
+		switch e.Kind {
+		case chronusapi.EventOutput:
+			a.Output(dsecv1.Stream(e.Stream), e.Data)
+		case chronusapi.EventExited:
+			err := c.ended(process, &e.Outcome)
+			if err == nil {
+				entry.Outcome = outcomeProto(&e.Outcome)
+			}
+			return note(err)
+		}
+		return nil
+	}, out)
+	if !noted {
+		return note(c.fail(err))
+	}
+	return err
+}
+
+// sessionEvents runs a command of a session, and forwards what look has seen.
+func (c *call) sessionEvents(cmd chronusapi.SessionCommand, look func(process uint64, e *chronusapi.Event) error, out *sender) error {
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(c.ctx))
 	giveUp := func() {
 		if c.keeps() {
@@ -82,7 +128,7 @@ func (c *call) runCommand(m *dsecv1.RunCommandRequest, out *sender) error {
 	defer giveUp() // of a stream that has ended it changes nothing
 	defer context.AfterFunc(c.ctx, giveUp)()
 	var stream *chronusapi.Events
-	err = c.grouped(func() (err error) {
+	err := c.grouped(func() (err error) {
 		stream, err = c.client.RunCommand(ctx, cmd)
 		return err
 	})
@@ -102,13 +148,11 @@ func (c *call) runCommand(m *dsecv1.RunCommandRequest, out *sender) error {
 			return c.failStarted(process, err)
 		}
 		process = max(process, e.Process)
-		if e.Kind == chronusapi.EventExited {
-			if err := c.ended(process, &e.Outcome); err != nil {
-				_, _ = stream.Next() // its end: the command is not to be interrupted
-				return err
-			}
+		if err := look(process, &e); err != nil {
+			_, _ = stream.Next() // its end: the command is not to be interrupted
+			return err
 		}
-		if err := out.put(&e); err != nil {
+		if err := out.put(&e); err != nil && !c.alone {
 			return err
 		}
 		last = e.Kind
@@ -117,10 +161,13 @@ func (c *call) runCommand(m *dsecv1.RunCommandRequest, out *sender) error {
 
 // InterruptCommand kills what a session's command has started.
 func (x sessionService) InterruptCommand(ctx context.Context, req *connect.Request[dsecv1.InterruptCommandRequest]) (*connect.Response[dsecv1.InterruptCommandResponse], error) {
+	out := new(dsecv1.InterruptCommandResponse)
 	err := x.e.with(ctx, req.Header(), req.Msg.SandboxId, func(c *call) error {
-		return missing(c.client.Interrupt(c.ctx, req.Msg.SessionId), "session_id")
+		return c.do(dsecv1.TrajectoryKind_TRAJECTORY_KIND_SESSION_INTERRUPT, req.Msg, ofSession(req.Msg.SessionId), out, func() error {
+			return missing(c.client.Interrupt(c.ctx, req.Msg.SessionId), "session_id")
+		})
 	})
-	return respond(new(dsecv1.InterruptCommandResponse), err)
+	return respond(out, err)
 }
 
 // ListSessions lists the open sessions.
@@ -138,8 +185,13 @@ func (x sessionService) ListSessions(ctx context.Context, req *connect.Request[d
 
 // CloseSession ends a session and all that it started.
 func (x sessionService) CloseSession(ctx context.Context, req *connect.Request[dsecv1.CloseSessionRequest]) (*connect.Response[dsecv1.CloseSessionResponse], error) {
+	out := new(dsecv1.CloseSessionResponse)
 	err := x.e.with(ctx, req.Header(), req.Msg.SandboxId, func(c *call) error {
-		return missing(c.client.CloseSession(c.ctx, req.Msg.SessionId), "session_id")
+		return c.do(dsecv1.TrajectoryKind_TRAJECTORY_KIND_SESSION_CLOSE, req.Msg, ofSession(req.Msg.SessionId), out, func() error {
+			return missing(c.client.CloseSession(c.ctx, req.Msg.SessionId), "session_id")
+		})
 	})
-	return respond(new(dsecv1.CloseSessionResponse), err)
+	return respond(out, err)
 }
+
+func ofSession(id string) *dsecv1.TrajectoryRequest { return &dsecv1.TrajectoryRequest{SessionId: id} }

@@ -11,6 +11,7 @@ import (
 	"github.com/opendsec/dsec/internal/backend"
 	"github.com/opendsec/dsec/internal/chronusapi"
 	"github.com/opendsec/dsec/internal/daemon"
+	"github.com/opendsec/dsec/internal/trajectory"
 	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
 )
 
@@ -22,7 +23,9 @@ type events struct {
 	stream  *chronusapi.Events
 	ctx     context.Context // of the stream
 	stop    func()
-	process uint64 // 0: not known yet, and so not attached to again
+	action  *trajectory.Action // takes the output; nil: nothing is noted
+	process uint64             // 0: not known yet, and so not attached to again
+	pid     int
 	next    uint64
 	exited  bool
 }
@@ -95,9 +98,15 @@ func (ev *events) Next() (chronusapi.Event, error) {
 				if ev.process != 0 {
 					continue // of an attach that goes on with a known process
 				}
-				ev.process = e.Process
+				ev.process, ev.pid = e.Process, e.PID
+				if ev.action != nil {
+					ev.c.s.known(ev.action.Seq, e.Process, e.PID)
+				}
 			case chronusapi.EventOutput:
 				ev.next = e.Seq + uint64(len(e.Data))
+				if ev.action != nil {
+					ev.action.Output(dsecv1.Stream(e.Stream), e.Data)
+				}
 			case chronusapi.EventGap:
 				ev.next = e.To
 			case chronusapi.EventExited:
@@ -230,6 +239,9 @@ func (s *sender) close() {
 func (s *sender) put(e *chronusapi.Event) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.closed {
+		return errLeft
+	}
 	switch e.Kind {
 	case chronusapi.EventStarted:
 		s.event.Event = &dsecv1.ProcessEvent_Started{Started: &dsecv1.Started{ProcessId: e.Process, Pid: int32(e.PID)}}
@@ -248,32 +260,71 @@ func (s *sender) put(e *chronusapi.Event) error {
 	return s.send(&s.event)
 }
 
+// errLeft: the client is gone.
+var errLeft = dsec.Errorf(dsec.CodeOutcomeUnknown, "the caller has left")
+
+// message sends one message.
+func (s *sender) message(m *dsecv1.ProcessEvent) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return errLeft
+	}
+	return s.send(m)
+}
+
 // forward sends all events of a stream to a client: those that are there
-// together at once, and the exit with the end of the stream, which follows it.
-func (ev *events) forward(out *sender) error {
+// together at once, and the exit with the end of the stream, which follows it. The
+// action of a command ends before its exit is told.
+func (ev *events) forward(out *sender) error { return ev.forwardFrom(nil, out) }
+
+// forwardFrom is forward with an event before the others, which was read already.
+func (ev *events) forwardFrom(first *chronusapi.Event, out *sender) error {
 	for {
-		if !ev.exited && !ev.stream.Ready() {
+		if out != nil && !ev.exited && !ev.stream.Ready() {
 			out.flush()
 		}
-		e, err := ev.Next()
-		if err == io.EOF { // wrapped it would be a broken stream
+		var e chronusapi.Event
+		var err error
+		if first != nil {
+			e, first = *first, nil
+		} else if e, err = ev.Next(); err == io.EOF { // wrapped it would be a broken stream
 			return nil
 		}
 		if err != nil {
 			return err
 		}
 		if e.Kind == chronusapi.EventExited {
-			if err := ev.c.ended(ev.process, &e.Outcome); err != nil {
+			if err := ev.noteExit(&e); err != nil {
 				return err
 			}
 		}
+		if out == nil {
+			continue
+		}
 		if err := out.put(&e); err != nil {
-			if ev.exited {
+			switch {
+			case ev.exited:
 				return nil
+			case !ev.c.alone:
+				return err
 			}
-			return err
+			out = nil // it is followed to its end without its client
 		}
 	}
+}
+
+// noteExit notes the end of a command.
+func (ev *events) noteExit(e *chronusapi.Event) error {
+	err := ev.c.ended(ev.process, &e.Outcome)
+	if ev.action == nil {
+		return err
+	}
+	entry := &dsecv1.TrajectoryEntry{ProcessId: ev.process}
+	if err == nil {
+		entry.Outcome = outcomeProto(&e.Outcome)
+	}
+	return ev.c.finish(ev.action, entry, err)
 }
 
 // attach follows a process that somebody started. Its first event may be long

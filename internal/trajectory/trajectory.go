@@ -248,6 +248,19 @@ func (l *Log) Add(id dsec.SandboxID, project string) error {
 	return nil
 }
 
+// Sandboxes are those that the log has, in no order.
+func (l *Log) Sandboxes() []dsec.SandboxID {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var ids []dsec.SandboxID
+	for id, sb := range l.sandboxes {
+		if !sb.forgotten {
+			ids = append(ids, id)
+		}
+	}
+	return ids
+}
+
 // find returns a sandbox of the log. The caller holds mu.
 func (l *Log) find(id dsec.SandboxID) (*sandbox, error) {
 	sb := l.sandboxes[id]

@@ -58,9 +58,10 @@ type Endpoint struct {
 // Edge is one edge and the clients that reach it.
 type Edge struct {
 	dsecv1connect.EdgeServiceClient
-	Process dsecv1connect.ProcessServiceClient
-	Session dsecv1connect.SessionServiceClient
-	File    dsecv1connect.FileServiceClient
+	Process    dsecv1connect.ProcessServiceClient
+	Session    dsecv1connect.SessionServiceClient
+	File       dsecv1connect.FileServiceClient
+	Trajectory dsecv1connect.TrajectoryServiceClient
 
 	endpoint  string
 	closeIdle func()       // nil where the endpoint has a transport of its own
@@ -143,6 +144,7 @@ func newEdge(ep Endpoint) *Edge {
 	e.Process = dsecv1connect.NewProcessServiceClient(edge, base, opts)
 	e.Session = dsecv1connect.NewSessionServiceClient(edge, base, opts)
 	e.File = dsecv1connect.NewFileServiceClient(edge, base, opts)
+	e.Trajectory = dsecv1connect.NewTrajectoryServiceClient(edge, base, opts)
 	return e
 }
 

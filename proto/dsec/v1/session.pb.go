@@ -144,8 +144,10 @@ type RunCommandRequest struct {
 	// not come back, the session ends. The outcome says timed_out.
 	Timeout          *durationpb.Duration `protobuf:"bytes,4,opt,name=timeout,proto3" json:"timeout,omitempty"`
 	OutputLimitBytes int64                `protobuf:"varint,5,opt,name=output_limit_bytes,json=outputLimitBytes,proto3" json:"output_limit_bytes,omitempty"`
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// In RunCommands, in place of the header Dsec-Action-Id.
+	ActionId      string `protobuf:"bytes,6,opt,name=action_id,json=actionId,proto3" json:"action_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RunCommandRequest) Reset() {
@@ -211,6 +213,13 @@ func (x *RunCommandRequest) GetOutputLimitBytes() int64 {
 		return x.OutputLimitBytes
 	}
 	return 0
+}
+
+func (x *RunCommandRequest) GetActionId() string {
+	if x != nil {
+		return x.ActionId
+	}
+	return ""
 }
 
 type InterruptCommandRequest struct {
@@ -554,7 +563,7 @@ const file_dsec_v1_session_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"4\n" +
 	"\x13OpenSessionResponse\x12\x1d\n" +
 	"\n" +
-	"session_id\x18\x01 \x01(\tR\tsessionId\"\xce\x01\n" +
+	"session_id\x18\x01 \x01(\tR\tsessionId\"\xeb\x01\n" +
 	"\x11RunCommandRequest\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x1d\n" +
@@ -562,7 +571,8 @@ const file_dsec_v1_session_proto_rawDesc = "" +
 	"session_id\x18\x02 \x01(\tR\tsessionId\x12\x18\n" +
 	"\acommand\x18\x03 \x01(\tR\acommand\x123\n" +
 	"\atimeout\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\atimeout\x12,\n" +
-	"\x12output_limit_bytes\x18\x05 \x01(\x03R\x10outputLimitBytes\"W\n" +
+	"\x12output_limit_bytes\x18\x05 \x01(\x03R\x10outputLimitBytes\x12\x1b\n" +
+	"\taction_id\x18\x06 \x01(\tR\bactionId\"W\n" +
 	"\x17InterruptCommandRequest\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x1d\n" +

@@ -109,6 +109,8 @@ const (
 	TrajectoryKind_TRAJECTORY_KIND_FILE_REMOVE       TrajectoryKind = 36
 	TrajectoryKind_TRAJECTORY_KIND_FILE_UPLOAD       TrajectoryKind = 37
 	TrajectoryKind_TRAJECTORY_KIND_FILE_DOWNLOAD     TrajectoryKind = 38
+	TrajectoryKind_TRAJECTORY_KIND_FILE_STAT         TrajectoryKind = 39
+	TrajectoryKind_TRAJECTORY_KIND_FILE_LIST         TrajectoryKind = 40
 )
 
 // Enum value maps for TrajectoryKind.
@@ -138,6 +140,8 @@ var (
 		36: "TRAJECTORY_KIND_FILE_REMOVE",
 		37: "TRAJECTORY_KIND_FILE_UPLOAD",
 		38: "TRAJECTORY_KIND_FILE_DOWNLOAD",
+		39: "TRAJECTORY_KIND_FILE_STAT",
+		40: "TRAJECTORY_KIND_FILE_LIST",
 	}
 	TrajectoryKind_value = map[string]int32{
 		"TRAJECTORY_KIND_UNSPECIFIED":       0,
@@ -164,6 +168,8 @@ var (
 		"TRAJECTORY_KIND_FILE_REMOVE":       36,
 		"TRAJECTORY_KIND_FILE_UPLOAD":       37,
 		"TRAJECTORY_KIND_FILE_DOWNLOAD":     38,
+		"TRAJECTORY_KIND_FILE_STAT":         39,
+		"TRAJECTORY_KIND_FILE_LIST":         40,
 	}
 )
 
@@ -230,9 +236,11 @@ type TrajectoryEntry struct {
 	// The answer of a call that is no command, marshalled, at most 4 KiB.
 	Response []byte `protobuf:"bytes,18,opt,name=response,proto3" json:"response,omitempty"`
 	// Of event: the state entered (kind is state), and why.
-	State         string         `protobuf:"bytes,19,opt,name=state,proto3" json:"state,omitempty"`
-	Reason        string         `protobuf:"bytes,20,opt,name=reason,proto3" json:"reason,omitempty"`
-	Gap           *TrajectoryGap `protobuf:"bytes,21,opt,name=gap,proto3" json:"gap,omitempty"`
+	State  string         `protobuf:"bytes,19,opt,name=state,proto3" json:"state,omitempty"`
+	Reason string         `protobuf:"bytes,20,opt,name=reason,proto3" json:"reason,omitempty"`
+	Gap    *TrajectoryGap `protobuf:"bytes,21,opt,name=gap,proto3" json:"gap,omitempty"`
+	// Of the create: what was made, as JSON.
+	Spec          []byte `protobuf:"bytes,22,opt,name=spec,proto3" json:"spec,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -410,6 +418,13 @@ func (x *TrajectoryEntry) GetReason() string {
 func (x *TrajectoryEntry) GetGap() *TrajectoryGap {
 	if x != nil {
 		return x.Gap
+	}
+	return nil
+}
+
+func (x *TrajectoryEntry) GetSpec() []byte {
+	if x != nil {
+		return x.Spec
 	}
 	return nil
 }
@@ -1143,7 +1158,7 @@ var File_dsec_v1_trajectory_proto protoreflect.FileDescriptor
 
 const file_dsec_v1_trajectory_proto_rawDesc = "" +
 	"\n" +
-	"\x18dsec/v1/trajectory.proto\x12\adsec.v1\x1a\x15dsec/v1/process.proto\x1a\x13dsec/v1/types.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x9c\x06\n" +
+	"\x18dsec/v1/trajectory.proto\x12\adsec.v1\x1a\x15dsec/v1/process.proto\x1a\x13dsec/v1/types.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xb0\x06\n" +
 	"\x0fTrajectoryEntry\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12\x1d\n" +
 	"\n" +
@@ -1169,7 +1184,8 @@ const file_dsec_v1_trajectory_proto_rawDesc = "" +
 	"\bresponse\x18\x12 \x01(\fR\bresponse\x12\x14\n" +
 	"\x05state\x18\x13 \x01(\tR\x05state\x12\x16\n" +
 	"\x06reason\x18\x14 \x01(\tR\x06reason\x12(\n" +
-	"\x03gap\x18\x15 \x01(\v2\x16.dsec.v1.TrajectoryGapR\x03gap\"\xe4\x02\n" +
+	"\x03gap\x18\x15 \x01(\v2\x16.dsec.v1.TrajectoryGapR\x03gap\x12\x12\n" +
+	"\x04spec\x18\x16 \x01(\fR\x04spec\"\xe4\x02\n" +
 	"\x11TrajectoryRequest\x12\x12\n" +
 	"\x04argv\x18\x01 \x03(\fR\x04argv\x12\x14\n" +
 	"\x05shell\x18\x02 \x01(\tR\x05shell\x12\x10\n" +
@@ -1234,7 +1250,7 @@ const file_dsec_v1_trajectory_proto_rawDesc = "" +
 	"\x16TRAJECTORY_PHASE_BEGUN\x10\x01\x12\x1a\n" +
 	"\x16TRAJECTORY_PHASE_ENDED\x10\x02\x12\x1a\n" +
 	"\x16TRAJECTORY_PHASE_EVENT\x10\x03\x12\x18\n" +
-	"\x14TRAJECTORY_PHASE_GAP\x10\x04*\xed\x05\n" +
+	"\x14TRAJECTORY_PHASE_GAP\x10\x04*\xab\x06\n" +
 	"\x0eTrajectoryKind\x12\x1f\n" +
 	"\x1bTRAJECTORY_KIND_UNSPECIFIED\x10\x00\x12\x1a\n" +
 	"\x16TRAJECTORY_KIND_CREATE\x10\x01\x12\x18\n" +
@@ -1259,7 +1275,9 @@ const file_dsec_v1_trajectory_proto_rawDesc = "" +
 	"\x1bTRAJECTORY_KIND_FILE_RENAME\x10#\x12\x1f\n" +
 	"\x1bTRAJECTORY_KIND_FILE_REMOVE\x10$\x12\x1f\n" +
 	"\x1bTRAJECTORY_KIND_FILE_UPLOAD\x10%\x12!\n" +
-	"\x1dTRAJECTORY_KIND_FILE_DOWNLOAD\x10&2\x99\x02\n" +
+	"\x1dTRAJECTORY_KIND_FILE_DOWNLOAD\x10&\x12\x1d\n" +
+	"\x19TRAJECTORY_KIND_FILE_STAT\x10'\x12\x1d\n" +
+	"\x19TRAJECTORY_KIND_FILE_LIST\x10(2\x99\x02\n" +
 	"\x11TrajectoryService\x12L\n" +
 	"\x04List\x12\x1e.dsec.v1.ListTrajectoryRequest\x1a\x1f.dsec.v1.ListTrajectoryResponse\"\x03\x90\x02\x02\x12T\n" +
 	"\x06Follow\x12 .dsec.v1.FollowTrajectoryRequest\x1a!.dsec.v1.FollowTrajectoryResponse\"\x03\x90\x02\x020\x01\x12`\n" +

@@ -1,0 +1,117 @@
+package edge
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"slices"
+	"sync"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/opendsec/dsec"
+	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
+)
+
+// trajectoryService serves TrajectoryService.
+type trajectoryService struct{ e *Edge }
+
+// trace finds a sandbox, which may have ended.
+func (t trajectoryService) trace(h http.Header, id string) error {
+	if !t.e.ready.Load() {
+		return errStarting
+	}
+	_, err := t.e.find(h.Get(projectHeader), id)
+	return err
+}
+
+// List gives a page of entries.
+func (t trajectoryService) List(ctx context.Context, req *connect.Request[dsecv1.ListTrajectoryRequest]) (*connect.Response[dsecv1.ListTrajectoryResponse], error) {
+	if err := t.trace(req.Header(), req.Msg.SandboxId); err != nil {
+		return nil, err
+	}
+	return respond(t.e.trajectories.List(ctx, req.Msg))
+}
+
+// Follow streams entries, those that come too.
+func (t trajectoryService) Follow(ctx context.Context, req *connect.Request[dsecv1.FollowTrajectoryRequest], stream *connect.ServerStream[dsecv1.FollowTrajectoryResponse]) error {
+	m := req.Msg
+	if err := t.trace(req.Header(), m.SandboxId); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(t.e.closing, func() { cancel(context.Cause(t.e.closing)) })()
+	out := &followed{stream: stream, kinds: m.Kinds}
+	defer out.close()
+	err := t.e.trajectories.Follow(ctx, dsec.SandboxID(m.SandboxId), m.FromSeq, nil, out.send)
+	switch {
+	case errors.Is(err, errFollowed):
+		return nil
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	}
+	return err
+}
+
+// errFollowed: the sandbox has ended, and with it its trajectory.
+var errFollowed = errors.New("followed to the end")
+
+// followed is a stream of entries, which says that it lives where none comes.
+type followed struct {
+	stream *connect.ServerStream[dsecv1.FollowTrajectoryResponse]
+	kinds  []dsecv1.TrajectoryKind
+
+	mu     sync.Mutex
+	timer  *time.Timer
+	closed bool
+}
+
+func (f *followed) send(e *dsecv1.TrajectoryEntry) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	gap := e.Phase == dsecv1.TrajectoryPhase_TRAJECTORY_PHASE_GAP
+	if gap || len(f.kinds) == 0 || slices.Contains(f.kinds, e.Kind) {
+		if err := f.stream.Send(&dsecv1.FollowTrajectoryResponse{Entry: e}); err != nil {
+			return err
+		}
+	}
+	if e.Kind == dsecv1.TrajectoryKind_TRAJECTORY_KIND_STATE && dsec.State(e.State).Terminal() {
+		return errFollowed
+	}
+	if f.timer == nil {
+		f.timer = time.AfterFunc(keepalive, f.alive)
+	}
+	f.timer.Reset(keepalive)
+	return nil
+}
+
+func (f *followed) alive() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !f.closed {
+		_ = f.stream.Send(&dsecv1.FollowTrajectoryResponse{}) // who is gone is told of by the context
+		f.timer.Reset(keepalive)
+	}
+}
+
+func (f *followed) close() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.closed = true
+	if f.timer != nil {
+		f.timer.Stop()
+	}
+}
+
+// ReadOutput streams the output of an action.
+func (t trajectoryService) ReadOutput(ctx context.Context, req *connect.Request[dsecv1.ReadTrajectoryOutputRequest], stream *connect.ServerStream[dsecv1.ReadTrajectoryOutputResponse]) error {
+	m := req.Msg
+	if err := t.trace(req.Header(), m.SandboxId); err != nil {
+		return err
+	}
+	return t.e.trajectories.Output(ctx, dsec.SandboxID(m.SandboxId), m.Seq, func(p *dsecv1.TrajectoryOutputPiece) error {
+		return stream.Send(&dsecv1.ReadTrajectoryOutputResponse{Piece: p})
+	})
+}
