@@ -83,6 +83,10 @@ func (n *node) start() {
 	n.file = dsecv1connect.NewFileServiceClient(n.http, url, project)
 }
 
+func (n *node) trajectories() dsecv1connect.TrajectoryServiceClient {
+	return dsecv1connect.NewTrajectoryServiceClient(n.http, "http://edge", connect.WithInterceptors(withProject("p1")))
+}
+
 // close stops the edge as SIGTERM does; sandboxes go on in their world.
 func (n *node) close() {
 	if n.edge == nil {

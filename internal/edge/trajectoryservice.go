@@ -43,7 +43,7 @@ func (t trajectoryService) Follow(ctx context.Context, req *connect.Request[dsec
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(t.e.closing, func() { cancel(context.Cause(t.e.closing)) })()
-	out := &followed{stream: stream, kinds: m.Kinds}
+	out := newFollowed(stream, m.Kinds)
 	defer out.close()
 	err := t.e.trajectories.Follow(ctx, dsec.SandboxID(m.SandboxId), m.FromSeq, nil, out.send)
 	switch {
@@ -68,6 +68,14 @@ type followed struct {
 	closed bool
 }
 
+func newFollowed(stream *connect.ServerStream[dsecv1.FollowTrajectoryResponse], kinds []dsecv1.TrajectoryKind) *followed {
+	f := &followed{stream: stream, kinds: kinds}
+	f.mu.Lock() // alive may run before AfterFunc has returned
+	defer f.mu.Unlock()
+	f.timer = time.AfterFunc(attachedAfter, f.alive) // the client is to know that it follows
+	return f
+}
+
 func (f *followed) send(e *dsecv1.TrajectoryEntry) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -79,9 +87,6 @@ func (f *followed) send(e *dsecv1.TrajectoryEntry) error {
 	}
 	if e.Kind == dsecv1.TrajectoryKind_TRAJECTORY_KIND_STATE && dsec.State(e.State).Terminal() {
 		return errFollowed
-	}
-	if f.timer == nil {
-		f.timer = time.AfterFunc(keepalive, f.alive)
 	}
 	f.timer.Reset(keepalive)
 	return nil
@@ -100,9 +105,7 @@ func (f *followed) close() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.closed = true
-	if f.timer != nil {
-		f.timer.Stop()
-	}
+	f.timer.Stop()
 }
 
 // ReadOutput streams the output of an action.
