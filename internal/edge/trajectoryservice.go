@@ -84,11 +84,11 @@ func (f *followed) send(e *dsecv1.TrajectoryEntry) error {
 		if err := f.stream.Send(&dsecv1.FollowTrajectoryResponse{Entry: e}); err != nil {
 			return err
 		}
+		f.timer.Reset(keepalive)
 	}
 	if e.Kind == dsecv1.TrajectoryKind_TRAJECTORY_KIND_STATE && dsec.State(e.State).Terminal() {
 		return errFollowed
 	}
-	f.timer.Reset(keepalive)
 	return nil
 }
 
