@@ -7,10 +7,13 @@ import (
 	"io"
 	"net"
 	"path/filepath"
+	"runtime"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/rawnet"
 )
 
 func TestReadAndWriteStream(t *testing.T) {
@@ -113,22 +116,26 @@ func TestAnOldConnectionForFilesIsNotUsed(t *testing.T) {
 // first bytes of the connection.
 func filesConn(t *testing.T, h FileHandler, idle time.Duration) (c net.Conn, ended <-chan error) {
 	t.Helper()
+	c, nc := unixPair(t)
+	done := make(chan error, 1)
+	go func() { done <- ServeFiles(t.Context(), nc, h, idle) }()
+	return c, done
+}
+
+func unixPair(t *testing.T) (ours, theirs net.Conn) {
+	t.Helper()
 	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	c, err = net.Dial("unix", l.Addr().String())
-	if err != nil {
+	if ours, err = net.Dial("unix", l.Addr().String()); err != nil {
 		t.Fatal(err)
 	}
-	nc, err := l.Accept()
-	if err != nil {
+	if theirs, err = l.Accept(); err != nil {
 		t.Fatal(err)
 	}
-	done := make(chan error, 1)
-	go func() { done <- ServeFiles(t.Context(), nc, h, idle) }()
-	return c, done
+	return ours, theirs
 }
 
 func TestFilesConnectionServesFilesOnly(t *testing.T) {
@@ -290,3 +297,50 @@ func TestWhatCouldNotBeSentIsSentAgain(t *testing.T) {
 type dirs struct{ stub }
 
 func (*dirs) Mkdir(context.Context, string, uint32, bool) error { return nil }
+
+// wakesLate is a connection whose reader finds, when it begins to wait, that the time
+// for that is over, as after it was frozen: the first time once something is there.
+type wakesLate struct {
+	*net.UnixConn
+	waits int
+}
+
+func (c *wakesLate) SetReadDeadline(at time.Time) error {
+	if !at.IsZero() {
+		for c.waits++; c.waits == 1 && rawnet.Peek(c.UnixConn) == rawnet.Quiet; {
+			runtime.Gosched()
+		}
+		if c.waits != 2 { // that is the second look
+			at = time.Unix(1, 0)
+		}
+	}
+	return c.UnixConn.SetReadDeadline(at)
+}
+
+// A call that came while its server was frozen is served, whatever time it is then.
+func TestFilesConnectionThatWasFrozen(t *testing.T) {
+	ours, theirs := unixPair(t)
+	var asked atomic.Int32
+	h := &stub{stat: func(string) (FileInfo, error) { return FileInfo{Name: "f"}, nil }}
+	served := make(chan error, 1)
+	c := NewClient(func(context.Context) (net.Conn, error) {
+		asked.Add(1)
+		return ours, nil
+	})
+	defer c.Close()
+	answered := make(chan error, 1)
+	go func() {
+		f, err := c.Stat(t.Context(), "/f", false)
+		if err == nil && f.Name != "f" {
+			err = errors.New("another answer")
+		}
+		answered <- err
+	}()
+	go func() { served <- ServeFiles(t.Context(), &wakesLate{UnixConn: theirs.(*net.UnixConn)}, h, time.Hour) }()
+	if err := <-answered; err != nil || asked.Load() != 1 {
+		t.Errorf("%v, with %d connections", err, asked.Load())
+	}
+	if err := <-served; err != nil { // nothing came in that time
+		t.Errorf("its end: %v", err)
+	}
+}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/rawnet"
 )
 
 // Serve answers the calls of one connection, one after the other, until the
@@ -57,17 +58,11 @@ func ServeFiles(ctx context.Context, nc net.Conn, h FileHandler, idle time.Durat
 	stop := context.AfterFunc(ctx, func() { nc.Close() })
 	defer stop()
 	for greeted := false; ; greeted = true {
-		if err := nc.SetReadDeadline(time.Now().Add(idle)); err != nil {
-			return err
-		}
-		if _, err := s.r.Peek(1); err != nil {
+		if err := s.awaitCall(idle); err != nil {
 			if errors.Is(err, os.ErrDeadlineExceeded) {
 				return nil
 			}
 			return ignoreEOF(err)
-		}
-		if err := nc.SetReadDeadline(time.Time{}); err != nil {
-			return err
 		}
 		if !greeted {
 			if err := s.readPreface(); err != nil {
@@ -83,6 +78,23 @@ func ServeFiles(ctx context.Context, nc net.Conn, h FileHandler, idle time.Durat
 			return errMalformed
 		}
 		if err := s.serveFile(ctx, typ, &dec{b: payload}); err != nil {
+			return err
+		}
+	}
+}
+
+// awaitCall waits until something comes, for as long as idle. What came is no less
+// there where the process was frozen meanwhile and the time is over by now.
+func (s *server) awaitCall(idle time.Duration) error {
+	for {
+		if err := s.nc.SetReadDeadline(time.Now().Add(idle)); err != nil {
+			return err
+		}
+		_, err := s.r.Peek(1)
+		if err == nil {
+			return s.nc.SetReadDeadline(time.Time{})
+		}
+		if !errors.Is(err, os.ErrDeadlineExceeded) || rawnet.Peek(s.nc) != rawnet.Bytes {
 			return err
 		}
 	}
