@@ -32,8 +32,11 @@ func (g *Group) Freeze(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, stopTimeout, errNotFrozen)
 	defer cancel()
-	if err := waitFrozen(ctx, g.tree.v2, g.name); err != nil {
-		return gone(errors.Join(err, g.Thaw()))
+	// A group that has processes of its own counts as frozen when these are.
+	for _, dir := range g.processDirs() {
+		if err := waitFrozen(ctx, g.tree.v2, dir); err != nil {
+			return gone(errors.Join(err, g.Thaw()))
+		}
 	}
 	return nil
 }

@@ -102,6 +102,7 @@ func TestFreezeOfWhatWaitsForAFile(t *testing.T) {
 	}
 	defer func() { check(t, fs.Close()) }()
 	fs.Set(func(op faultfs.Op) faultfs.Fault { return faultfs.Fault{Hang: op == faultfs.Read} })
+	chronus(t, g, "sleep 1000")
 	waits := start(t, in(command(t, g), exec.Command("/bin/cat", filepath.Join(mount, "file"))))
 	start(t, in(command(t, g), exec.Command("/bin/sleep", "1000")))
 	testutil.WaitFor(t, 20*time.Second, "it reads", func() error {

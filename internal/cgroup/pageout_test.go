@@ -6,16 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"os"
 	"os/exec"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/testutil"
@@ -26,48 +22,13 @@ const (
 	holdForks = "CGROUP_TEST_FORKS"
 )
 
-// holdMemory is a program that has memory, of which a third cannot be compressed and
-// a MiB is locked, and children that share it. At each line that it reads it looks
-// whether it still holds what it did.
 func holdMemory() {
 	mib, _ := strconv.Atoi(os.Getenv(holdMiB))
 	forks, _ := strconv.Atoi(os.Getenv(holdForks))
-	memory, err := unix.Mmap(-1, 0, mib<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
-	if err != nil {
-		panic(err)
-	}
-	if err := unix.Mlock(memory[:1<<20]); err != nil {
-		panic(err)
-	}
-	random := rand.NewChaCha8([32]byte{1})
-	for at := 0; at < len(memory); at += 4096 {
-		_, _ = random.Read(memory[at : at+1365])
-	}
-	for range forks {
-		if pid, _, _ := syscall.RawSyscall(unix.SYS_CLONE, uintptr(unix.SIGCHLD), 0, 0); pid == 0 {
-			useMemory(memory)
-			for {
-				_, _, _ = syscall.RawSyscall(unix.SYS_PAUSE, 0, 0, 0)
-			}
-		}
-	}
-	want := useMemory(memory)
-	for in := bufio.NewReader(os.Stdin); ; {
-		fmt.Println(useMemory(memory) == want)
-		if _, err := in.ReadString('\n'); err != nil {
-			return
-		}
-	}
+	testutil.HoldMemory(mib, forks)
 }
 
-func useMemory(memory []byte) (sum int) {
-	for at := 0; at < len(memory); at += 64 {
-		sum += int(memory[at])
-	}
-	return sum
-}
-
-// holder is such a program in a group.
+// holder is testutil.HoldMemory in a group.
 type holder struct {
 	*exec.Cmd
 	g   *Group

@@ -298,17 +298,21 @@ type dirs struct{ stub }
 
 func (*dirs) Mkdir(context.Context, string, uint32, bool) error { return nil }
 
-// wakesLate is a connection whose reader finds, each time that it waits, that the time
-// for that is over, as after it was frozen: and a call there, where one was sent.
+// wakesLate is a connection whose reader finds, when it begins to wait, that the time
+// for that is over, as after it was frozen: the first time once something is there.
 type wakesLate struct {
 	*net.UnixConn
-	asleep func()
+	waits int
 }
 
-func (c wakesLate) SetReadDeadline(at time.Time) error {
+func (c *wakesLate) SetReadDeadline(at time.Time) error {
 	if !at.IsZero() {
-		c.asleep()
-		at = time.Unix(1, 0)
+		for c.waits++; c.waits == 1 && rawnet.Peek(c.UnixConn) == rawnet.Quiet; {
+			runtime.Gosched()
+		}
+		if c.waits != 2 { // that is the second look
+			at = time.Unix(1, 0)
+		}
 	}
 	return c.UnixConn.SetReadDeadline(at)
 }
@@ -332,14 +336,7 @@ func TestFilesConnectionThatWasFrozen(t *testing.T) {
 		}
 		answered <- err
 	}()
-	sent := false
-	late := wakesLate{theirs.(*net.UnixConn), func() {
-		for !sent && rawnet.Peek(theirs) == rawnet.Quiet { // it is sent meanwhile
-			runtime.Gosched()
-		}
-		sent = true
-	}}
-	go func() { served <- ServeFiles(t.Context(), late, h, time.Hour) }()
+	go func() { served <- ServeFiles(t.Context(), &wakesLate{UnixConn: theirs.(*net.UnixConn)}, h, time.Hour) }()
 	if err := <-answered; err != nil || asked.Load() != 1 {
 		t.Errorf("%v, with %d connections", err, asked.Load())
 	}

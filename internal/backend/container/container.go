@@ -70,8 +70,8 @@ type Config struct {
 	// are held ready: 16 each.
 	NetSlots int
 	Groups   int
-	// Crash, where set, is called with the name of each of CrashSteps before that
-	// step. The crash suite kills the process there; nothing else sets it.
+	// Crash, where set, is called with the name of each of CrashSteps and
+	// PauseCrashSteps before that step. The crash suite kills the process there; nothing else sets it.
 	Crash func(step string)
 	// Debug lets chronus write to this process's stderr.
 	Debug  bool

@@ -35,6 +35,7 @@ type errand struct {
 	ImageBytes                       int64
 	Warm                             int
 	Spare                            bool // the create finds one
+	Pause                            bool // the sandbox is paused and resumed before its end
 	Request                          backend.CreateRequest
 	Images                           []string // of the request's layers
 	Crash                            string
@@ -68,6 +69,10 @@ func victim() {
 	must(err)
 	if _, err := bufio.NewReader(os.Stdin).ReadString('\n'); err == io.EOF {
 		os.Exit(0)
+	}
+	if e.Pause {
+		must(i.(backend.Pauser).Pause(background))
+		must(i.(backend.Pauser).Resume(background))
 	}
 	must(i.Destroy(background))
 	must(b.Close())

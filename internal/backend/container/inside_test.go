@@ -15,6 +15,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/opendsec/dsec/internal/testutil"
 )
 
 // insideMain is what tests of the container backend run in a sandbox, and on
@@ -29,6 +31,7 @@ import (
 //	endpoints         what can be connected to: sockets of files, abstract names, vsock
 //	forks N           children that wait, until N or a failure; then all end
 //	threads N         so many threads, until the input ends
+//	hold MIB N        memory that N children share; see testutil.HoldMemory
 //	alter PATH...     ways to change a file's bytes where it lies
 func insideMain() {
 	if len(os.Args) < 2 {
@@ -61,6 +64,10 @@ func insideMain() {
 	case "threads":
 		n, _ := strconv.Atoi(args[0])
 		threads(n)
+	case "hold":
+		mib, _ := strconv.Atoi(args[0])
+		n, _ := strconv.Atoi(args[1])
+		testutil.HoldMemory(mib, n)
 	case "alter":
 		for _, path := range args {
 			alter(path)

@@ -60,6 +60,7 @@ func (b *Backend) Recover(ctx context.Context, id dsec.SandboxID, raw backend.Ha
 	i.cpus = h.CPUs
 	b.cpus.restore(i.cpus)
 	i.watch()
+	i.recoverPause(ctx)
 	return i, nil
 }
 
