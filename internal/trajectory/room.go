@@ -75,7 +75,7 @@ func (l *Log) rotate() error {
 	l.finished += l.cur.size
 	l.segments = append(l.segments, l.cur)
 	l.cur, l.ahead = l.ahead[0], l.ahead[1:]
-	l.wakeUp()
+	notify(l.wake)
 	return nil
 }
 
@@ -86,12 +86,4 @@ func (l *Log) bytes() int64 {
 		n += l.outputs.bytes.Load()
 	}
 	return n
-}
-
-// wakeUp has the log look after itself soon.
-func (l *Log) wakeUp() {
-	select {
-	case l.wake <- struct{}{}:
-	default:
-	}
 }

@@ -2,6 +2,7 @@ package trajectory
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -34,8 +35,9 @@ import (
 // maxPieceBytes is of the entries of one piece, before they are compressed.
 const maxPieceBytes = 8 << 20
 
+// prefix is of the sandbox's keys. One whose project was lost to damage has "-".
 func (sb *sandbox) prefix() string {
-	return "trajectories/" + sb.project + "/" + string(sb.id) + "/"
+	return "trajectories/" + cmp.Or(sb.project, "-") + "/" + string(sb.id) + "/"
 }
 
 func (sb *sandbox) outputKey(digest []byte) string {
@@ -68,7 +70,7 @@ func (l *Log) Seal(ctx context.Context, id dsec.SandboxID) error {
 		from := sb.sealed + 1
 		l.mu.Unlock()
 		if from > end {
-			l.wakeUp()
+			notify(l.wake)
 			return nil
 		}
 		if err := l.sealPiece(ctx, sb, from, end); err != nil {
@@ -317,7 +319,7 @@ func (l *Log) Forget(ctx context.Context, id dsec.SandboxID) error {
 	if err := l.forget(sb); err != nil {
 		return err
 	}
-	l.wakeUp()
+	notify(l.wake)
 	return l.outputs.drop(id, func(uint64) bool { return true })
 }
 

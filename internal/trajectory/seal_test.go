@@ -374,6 +374,8 @@ func TestSealAndForgetInAnyOrder(t *testing.T) {
 				h.log.Close()
 				h.opts.Dir = dir
 				h.reopen()
+			default:
+				continue
 			}
 			h.check(func(noted) bool { return false })
 		}

@@ -88,7 +88,7 @@ func (s *spool) take(n int) int {
 	switch {
 	case s.taken+int64(n) > inlineOutput && l.bytes() > l.opts.MaxBytes:
 		take, s.gap = 0, "the trajectory log of the node is full"
-		l.wakeUp()
+		notify(l.wake)
 	case take < n && ofOne <= share:
 		s.gap = "it is more than is kept of one action"
 	case take < n:

@@ -165,7 +165,6 @@ func Open(opts Options) (*Log, Recovery, error) {
 	}
 	l.tasks.Go(func() { l.group.run(l.ctx) })
 	l.tasks.Go(l.maintain)
-	l.wakeUp()
 	return l, recovery, nil
 }
 
@@ -234,10 +233,6 @@ func (l *Log) Add(id dsec.SandboxID, project string) error {
 		if sb.forgotten {
 			return notFound(id)
 		}
-		if sb.project == "" { // its record was damaged
-			sb.project = project
-			return l.putState(sb, typeState, 0)
-		}
 		return nil
 	}
 	sb := &sandbox{id: id, state: state{project: project}}
@@ -293,7 +288,7 @@ func (l *Log) put(sb *sandbox, h header, d *draft) (position, error) {
 func (l *Log) putState(sb *sandbox, typ recordType, leaves int64) error {
 	d := newDraft()
 	defer d.free()
-	d.record = sb.state.append(d.record)
+	d.record = sb.append(d.record)
 	d.sum = crc32.Update(l.seed, castagnoli, d.record[headerLen:])
 	if err := l.roomFor(int64(len(d.record)), leaves); err != nil {
 		return err

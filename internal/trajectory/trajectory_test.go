@@ -219,7 +219,7 @@ func TestActionIDs(t *testing.T) {
 		if err != nil || earlier == nil || earlier.Ended.GetBegunSeq() != done.Seq || string(earlier.Ended.Output.Head[0].Data) != "built" || earlier.Begun.ActionId != "one" {
 			t.Errorf("an ended action again: %+v, %v", earlier, err)
 		}
-		_, earlier, err = l.Begin(t.Context(), id, execOf("rm", "one"))
+		_, _, err = l.Begin(t.Context(), id, execOf("rm", "one"))
 		wantCode(t, err, dsec.CodeDiverged)
 		_, earlier, err = l.Begin(t.Context(), id, execOf("sleep", "two"))
 		if sure {
