@@ -36,9 +36,6 @@ type actionRef struct{ begun, ended uint64 }
 
 // add takes over the next entry. actionID is called where it has one.
 func (x *index) add(h *header, at position, actionID func() string) {
-	for uint64(len(x.at)) < h.seq-1 {
-		x.at = append(x.at, damagedAt)
-	}
 	x.at = append(x.at, at)
 	if x.actions != nil {
 		x.actions.add(h.seq, h.typ, h.flags, h.begun, actionID)
@@ -46,9 +43,6 @@ func (x *index) add(h *header, at position, actionID func() string) {
 }
 
 func (a *actions) add(seq uint64, typ recordType, flags uint8, begun uint64, actionID func() string) {
-	if seq > a.seen+1 || flags&flagGap != 0 {
-		a.missing(a.seen + 1)
-	}
 	a.seen = seq
 	switch {
 	case typ == typeBegun && flags&flagAction != 0:
@@ -66,12 +60,6 @@ func (a *actions) add(seq uint64, typ recordType, flags uint8, begun uint64, act
 		} else {
 			a.byID[id] = actionRef{begun, seq}
 		}
-	}
-}
-
-func (a *actions) missing(seq uint64) {
-	if a.hole == 0 {
-		a.hole = seq
 	}
 }
 
@@ -243,7 +231,7 @@ func (x *index) acts() *actions {
 // read takes over the next entry that is read.
 func (a *actions) read(r *read) error {
 	if r.last > r.seq || r.flags&flagGap != 0 {
-		a.missing(r.seq)
+		a.hole = cmp.Or(a.hole, r.seq)
 		a.seen = r.last
 		return nil
 	}

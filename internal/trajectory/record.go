@@ -29,12 +29,11 @@ const (
 type recordType uint8
 
 const (
-	typeBegun     recordType = 1 + iota // an entry: an action has begun
-	typeEnded                           // an entry: the action of begun seq has ended
-	typeEvent                           // an entry by itself
-	typeState                           // what is known of the sandbox; takes no seq
-	typeForgotten                       // nothing of the sandbox is to be known any more
-	typeFooter                          // states of a segment's sandboxes; of no chain
+	typeBegun  recordType = 1 + iota // an entry: an action has begun
+	typeEnded                        // an entry: the action of begun seq has ended
+	typeEvent                        // an entry by itself
+	typeState                        // what is known of the sandbox; takes no seq
+	typeFooter                       // states of a segment's sandboxes; of no chain
 )
 
 const (

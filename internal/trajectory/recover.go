@@ -206,7 +206,6 @@ func (l *Log) replayRecord(s *segment, at position, h *header, payload []byte) {
 		if st, _, err := parseState(payload); err == nil {
 			sb.state = st
 		}
-		sb.forgotten = h.typ == typeForgotten
 		return
 	}
 	sb.seq, sb.kept = h.seq, sb.kept+int64(h.kept)

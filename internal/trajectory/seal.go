@@ -118,7 +118,7 @@ func (l *Log) sealPiece(ctx context.Context, sb *sandbox, from, end uint64) erro
 	l.mu.Lock()
 	before := sb.sealed
 	sb.sealed = last
-	err = l.putState(sb, typeState, 0)
+	err = l.putState(sb, 0)
 	if err != nil {
 		sb.sealed = before
 	}
@@ -331,7 +331,7 @@ func (l *Log) forget(sb *sandbox) error {
 	}
 	before := sb.state
 	sb.state = state{project: sb.project, seq: sb.seq, forgotten: true}
-	if err := l.putState(sb, typeForgotten, 0); err != nil {
+	if err := l.putState(sb, 0); err != nil {
 		sb.state = before
 		return err
 	}
@@ -426,13 +426,9 @@ func (l *Log) remove(i int) error {
 	for _, m := range s.members {
 		sb := m.sb
 		if sb.head.segment != s.number || sb.forgotten && sb.segments == 1 {
-			continue
+			continue // of a forgotten one nothing need be known once no segment has records of it
 		}
-		typ := typeState
-		if sb.forgotten {
-			typ = typeForgotten // there are older segments that still hold records of it
-		}
-		if err := l.putState(sb, typ, 0); err != nil {
+		if err := l.putState(sb, 0); err != nil {
 			return err
 		}
 	}

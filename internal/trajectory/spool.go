@@ -57,8 +57,8 @@ func (s *spool) write(stream dsecv1.Stream, data []byte) {
 	if s.mode == spoolInline {
 		switch {
 		case take < len(data) && s.taken <= inlineOutput && len(s.head) < inlinePieces:
-			s.head = appendPiece(s.head, stream, data[:take])
 			s.mode, s.tail = spoolEnds, lastBytes(firstBytes(s.head, inlineOutput, inlinePieces))
+			s.head = appendPiece(s.head, stream, data[:take])
 		case take == len(data) && s.taken <= inlineOutput && len(s.head) < inlinePieces:
 			s.head = appendPiece(s.head, stream, data)
 			return

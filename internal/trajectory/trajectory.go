@@ -236,7 +236,7 @@ func (l *Log) Add(id dsec.SandboxID, project string) error {
 		return nil
 	}
 	sb := &sandbox{id: id, state: state{project: project}}
-	if err := l.putState(sb, typeState, l.slack()); err != nil {
+	if err := l.putState(sb, l.slack()); err != nil {
 		return err
 	}
 	l.sandboxes[id] = sb
@@ -285,7 +285,7 @@ func (l *Log) put(sb *sandbox, h header, d *draft) (position, error) {
 
 // putState writes a record that takes no seq, where it leaves so much room. The
 // caller holds mu.
-func (l *Log) putState(sb *sandbox, typ recordType, leaves int64) error {
+func (l *Log) putState(sb *sandbox, leaves int64) error {
 	d := newDraft()
 	defer d.free()
 	d.record = sb.append(d.record)
@@ -293,7 +293,7 @@ func (l *Log) putState(sb *sandbox, typ recordType, leaves int64) error {
 	if err := l.roomFor(int64(len(d.record)), leaves); err != nil {
 		return err
 	}
-	_, err := l.put(sb, header{typ: typ, seq: sb.seq}, d)
+	_, err := l.put(sb, header{typ: typeState, seq: sb.seq}, d)
 	return err
 }
 
