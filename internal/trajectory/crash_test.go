@@ -49,7 +49,7 @@ func (h *history) reopen() Recovery {
 		}
 		slices.Sort(seqs)
 		for _, seq := range seqs {
-			a, _, err := l.Resume(id, seq)
+			a, _, err := l.Resume(h.rt.Context(), id, seq)
 			if err != nil {
 				h.rt.Fatal(err)
 			}

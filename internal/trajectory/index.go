@@ -200,13 +200,16 @@ func (l *Log) rescue(sb *sandbox, at []position, from uint64) {
 func (l *Log) acted(ctx context.Context, sb *sandbox) (*actions, error) {
 	for {
 		ix, err := l.indexed(sb)
-		if err != nil || ix.actions != nil {
-			return ix.acts(), err
+		if err != nil {
+			return nil, err
+		}
+		if ix.actions != nil {
+			return ix.actions, nil
 		}
 		a := &actions{byID: make(map[string]actionRef), unfinished: make(map[uint64]string)}
 		for a.seen < sb.seq {
 			l.mu.Unlock()
-			err := l.read(ctx, sb, a.seen+1, func(r *read) error { return a.read(r) })
+			err := l.read(ctx, sb, a.seen+1, a.read)
 			l.mu.Lock()
 			if err != nil {
 				return nil, err
@@ -219,13 +222,6 @@ func (l *Log) acted(ctx context.Context, sb *sandbox) (*actions, error) {
 			sb.index.actions = a
 		}
 	}
-}
-
-func (x *index) acts() *actions {
-	if x == nil {
-		return nil
-	}
-	return x.actions
 }
 
 // read takes over the next entry that is read.
@@ -319,21 +315,4 @@ func (v view) find(number uint32) *segment {
 		return nil
 	}
 	return v.segments[i]
-}
-
-// entry reads the entry whose record is at a position.
-func (v view) entry(id dsec.SandboxID, seq uint64, at position) (*dsecv1.TrajectoryEntry, error) {
-	s := v.find(at.segment)
-	if s == nil {
-		return nil, errElsewhere
-	}
-	h, record, err := s.record(at.offset, v.seed, nil)
-	if err != nil {
-		return nil, err
-	}
-	if !h.of(id) || h.seq != seq {
-		return nil, errDamaged
-	}
-	r := read{seq: seq, last: seq, sandbox: id, payload: record[headerLen:]}
-	return r.entry()
 }

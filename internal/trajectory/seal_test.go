@@ -145,14 +145,14 @@ func TestASealedTrajectoryReadsAsBefore(t *testing.T) {
 	l.Close()
 	l = open(t, opts)
 	check()
-	a, begun, err := l.Resume(id, under.Seq)
-	if err != nil || begun != nil {
+	a, begun, err := l.Resume(t.Context(), id, under.Seq)
+	if err != nil || begun.GetActionId() != "id-3" {
 		t.Fatalf("resume of an action whose begin is sealed: %v, %v", begun, err)
 	}
 	end(t, a, 3)
 	run(t, l, id, "four", "id-4", long+"!")
 	check()
-	if got := entries(t, l, id, 6)[0]; got.BegunSeq != 5 || got.Outcome.GetExitCode() != 3 {
+	if got := entries(t, l, id, 6)[0]; got.BegunSeq != 5 || got.Outcome.GetExitCode() != 3 || got.Kind != dsecv1.TrajectoryKind_TRAJECTORY_KIND_EXEC {
 		t.Errorf("the end of what begun before sealing: %v", got)
 	}
 	if err := l.Seal(t.Context(), id); err != nil {

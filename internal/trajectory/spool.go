@@ -44,8 +44,6 @@ const (
 	spoolClosed
 )
 
-func (s *spool) init(l *Log, sb *sandbox, seq uint64) { s.log, s.sb, s.seq = l, sb, seq }
-
 func (s *spool) write(stream dsecv1.Stream, data []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

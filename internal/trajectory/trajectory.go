@@ -21,7 +21,6 @@ package trajectory
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"hash/crc32"
@@ -59,21 +58,12 @@ type Options struct {
 }
 
 func (o *Options) fill() error {
-	set := func(v *int64, to int64) {
-		if *v == 0 {
-			*v = to
-		}
-	}
-	set(&o.SegmentBytes, 64<<20)
-	set(&o.MaxBytes, 8<<30)
-	set(&o.MaxOutput, 64<<20)
-	set(&o.MaxSandboxOutput, 512<<20)
-	if o.SyncEvery == 0 {
-		o.SyncEvery = 25 * time.Millisecond
-	}
-	if o.Logger == nil {
-		o.Logger = slog.Default()
-	}
+	o.SegmentBytes = cmp.Or(o.SegmentBytes, 64<<20)
+	o.MaxBytes = cmp.Or(o.MaxBytes, 8<<30)
+	o.MaxOutput = cmp.Or(o.MaxOutput, 64<<20)
+	o.MaxSandboxOutput = cmp.Or(o.MaxSandboxOutput, 512<<20)
+	o.SyncEvery = cmp.Or(o.SyncEvery, 25*time.Millisecond)
+	o.Logger = cmp.Or(o.Logger, slog.Default())
 	switch {
 	case o.SegmentBytes < 2*maxPayload || o.SegmentBytes > 1<<30:
 		return fmt.Errorf("trajectory: segments of %d bytes, want %d to %d", o.SegmentBytes, 2*maxPayload, 1<<30)
@@ -171,12 +161,6 @@ func Open(opts Options) (*Log, Recovery, error) {
 func (l *Log) has(id dsec.SandboxID) bool {
 	sb := l.sandboxes[id]
 	return sb != nil && !sb.forgotten
-}
-
-// newSalt is the salt of a log without any segment.
-func newSalt() (salt [8]byte) {
-	_, _ = rand.Read(salt[:]) // never fails
-	return salt
 }
 
 func (l *Log) setSalt(salt [8]byte) {
