@@ -94,10 +94,10 @@ func parseHeader(b []byte) (h header, ok bool) {
 	h.prev = position{le.Uint32(b[12:]), le.Uint32(b[16:])}
 	h.kept, h.seq, h.begun = le.Uint32(b[20:]), le.Uint64(b[24:]), le.Uint64(b[32:])
 	copy(h.sandbox[:], b[40:])
-	if h.typ < typeBegun || h.typ > typeFooter || h.typ != typeFooter && h.size > maxPayload {
-		return h, false
+	if h.typ == typeFooter { // of no sandbox
+		return h, h.sandbox == [sandboxIDLen]byte{}
 	}
-	return h, h.flags < flagBoundary
+	return h, typeBegun <= h.typ && h.typ < typeFooter && h.size <= maxPayload && h.flags < flagBoundary
 }
 
 // whole reports whether record, a header with its payload, is as it was written.
