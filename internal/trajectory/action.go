@@ -21,13 +21,12 @@ const MaxActionID = 128
 
 // Action is one that has begun and not ended.
 type Action struct {
-	// Seq is of the entry with which it begun.
+	// Seq is of the entry with which it began.
 	Seq uint64
 
 	log     *Log
 	sb      *sandbox
 	kind    dsecv1.TrajectoryKind
-	id      string
 	started time.Time // zero: before this process
 	spool   spool
 	done    chan struct{}
@@ -87,24 +86,20 @@ func (l *Log) Begin(ctx context.Context, id dsec.SandboxID, e *dsecv1.Trajectory
 	if err := l.putEntry(sb, h, d, e.ActionId); err != nil {
 		return nil, nil, err
 	}
-	if sb.unfinished == nil {
-		sb.unfinished = make(map[uint64]position)
-	}
-	sb.unfinished[sb.seq] = sb.head
+	sb.begin(sb.seq, h.kind)
 	l.reserved += endRoom
-	a := l.newAction(sb, sb.seq, e)
+	a := l.newAction(sb, sb.seq, h.kind)
 	a.started = now
 	return a, nil, nil
 }
 
 // newAction is of an entry that is in the log. The caller holds mu.
-func (l *Log) newAction(sb *sandbox, seq uint64, begun *dsecv1.TrajectoryEntry) *Action {
-	a := &Action{Seq: seq, log: l, sb: sb, kind: begun.Kind, id: begun.ActionId, done: make(chan struct{})}
+func (l *Log) newAction(sb *sandbox, seq uint64, kind uint8) *Action {
+	a := &Action{Seq: seq, log: l, sb: sb, kind: dsecv1.TrajectoryKind(kind), done: make(chan struct{}), spool: spool{log: l, sb: sb, seq: seq}}
 	if sb.actions == nil {
 		sb.actions = make(map[uint64]*Action)
 	}
 	sb.actions[seq] = a
-	a.spool.init(l, sb, seq)
 	return a
 }
 
@@ -120,7 +115,7 @@ func (x *Earlier) check(e *dsecv1.TrajectoryEntry) error {
 	return nil
 }
 
-// Unfinished are the seqs of the entries of actions that begun and did not end,
+// Unfinished are the seqs of the entries of actions that began and did not end,
 // in no order: after Open, those whose end this process is to note.
 func (l *Log) Unfinished(id dsec.SandboxID) ([]uint64, error) {
 	l.mu.Lock()
@@ -136,27 +131,30 @@ func (l *Log) Unfinished(id dsec.SandboxID) ([]uint64, error) {
 	return seqs, nil
 }
 
-// Resume gives the action back that an earlier process begun, and the entry with
-// which it did: nil where that is gone.
-func (l *Log) Resume(id dsec.SandboxID, seq uint64) (*Action, *dsecv1.TrajectoryEntry, error) {
+// Resume gives the action back that an earlier process began, and the entry with
+// which it did: nil where that cannot be read.
+func (l *Log) Resume(ctx context.Context, id dsec.SandboxID, seq uint64) (*Action, *dsecv1.TrajectoryEntry, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	sb, err := l.find(id)
 	if err != nil {
 		return nil, nil, err
 	}
-	at, ok := sb.unfinished[seq]
+	kind, ok := sb.unfinished[seq]
 	if !ok {
-		return nil, nil, dsec.Errorf(dsec.CodeNotFound, "sandbox %s has no action under way that begun with entry %d", id, seq)
+		return nil, nil, dsec.Errorf(dsec.CodeNotFound, "sandbox %s has no action under way that began with entry %d", id, seq)
 	}
 	if sb.actions[seq] != nil {
-		return nil, nil, dsec.Errorf(dsec.CodeConflict, "the action that begun with entry %d is in hand already", seq)
+		return nil, nil, dsec.Errorf(dsec.CodeConflict, "the action that began with entry %d is in hand already", seq)
 	}
-	begun, err := l.view().entry(id, seq, at)
+	a := l.newAction(sb, seq, kind)
+	l.mu.Unlock()
+	defer l.mu.Lock()
+	begun, err := l.one(ctx, sb, seq)
 	if err != nil {
-		return l.newAction(sb, seq, new(dsecv1.TrajectoryEntry)), nil, nil
+		begun = nil
 	}
-	return l.newAction(sb, seq, begun), begun, nil
+	return a, begun, nil
 }
 
 // Output takes what the action writes, in order.
@@ -173,7 +171,7 @@ func (a *Action) End(e *dsecv1.TrajectoryEntry) (err error) {
 	ended := false
 	a.end.Do(func() { ended, err = true, a.note(e) })
 	if !ended {
-		return dsec.Errorf(dsec.CodeConflict, "the action that begun with entry %d has ended already", a.Seq)
+		return dsec.Errorf(dsec.CodeConflict, "the action that began with entry %d has ended already", a.Seq)
 	}
 	return err
 }
@@ -213,7 +211,7 @@ func (a *Action) note(e *dsecv1.TrajectoryEntry) error {
 		h.flags |= flagObject
 		l.cur.objects += int64(h.kept)
 	}
-	if err := l.putEntry(a.sb, h, d, a.id); err != nil {
+	if err := l.putEntry(a.sb, h, d, ""); err != nil {
 		return a.lost(err)
 	}
 	delete(a.sb.unfinished, a.Seq)

@@ -30,7 +30,14 @@ type history struct {
 	ids   []dsec.SandboxID
 	wrote map[dsec.SandboxID][]noted
 	open  map[dsec.SandboxID][]*Action
+	acts  map[dsec.SandboxID][]*act
 	count int
+}
+
+// act is an action with an ID, and the numbers of its entries; 0 is none.
+type act struct {
+	id           string
+	begun, ended uint64
 }
 
 func (h *history) reopen() Recovery {
@@ -49,7 +56,7 @@ func (h *history) reopen() Recovery {
 		}
 		slices.Sort(seqs)
 		for _, seq := range seqs {
-			a, _, err := l.Resume(id, seq)
+			a, _, err := l.Resume(h.rt.Context(), id, seq)
 			if err != nil {
 				h.rt.Fatal(err)
 			}
@@ -91,6 +98,7 @@ func (h *history) step() {
 			h.rt.Fatal(err)
 		}
 		h.open[id] = append(h.open[id], a)
+		h.acts[id] = append(h.acts[id], &act{id: fmt.Sprint("id", h.count), begun: a.Seq})
 		h.note(id, e)
 	default:
 		if len(h.open[id]) == 0 {
@@ -104,6 +112,11 @@ func (h *history) step() {
 			h.rt.Fatal(err)
 		}
 		h.note(id, e)
+		for _, x := range h.acts[id] {
+			if x.begun == a.Seq {
+				x.ended = uint64(len(h.wrote[id]))
+			}
+		}
 	}
 }
 
@@ -140,8 +153,35 @@ func (h *history) check(lost func(noted) bool) (missing int) {
 			}
 			missing++
 		}
+		h.checkActs(id, lost)
 	}
 	return missing
+}
+
+// checkActs looks for what may be done again though it was done.
+func (h *history) checkActs(id dsec.SandboxID, lost func(noted) bool) {
+	wrote := h.wrote[id]
+	for _, want := range h.acts[id] {
+		x, err := h.log.Lookup(h.rt.Context(), id, want.id)
+		switch {
+		case err != nil:
+			if dsec.CodeOf(err) != dsec.CodeOutcomeUnknown || !slices.ContainsFunc(wrote, lost) {
+				h.rt.Fatalf("%s: look up %s: %v", id, want.id, err)
+			}
+		case x == nil:
+			if !lost(wrote[want.begun-1]) || slices.ContainsFunc(wrote[want.begun:], func(n noted) bool { return !lost(n) }) {
+				h.rt.Fatalf("%s: %s is not known, though a later entry is", id, want.id)
+			}
+		case text(x.Begun) != wrote[want.begun-1].text:
+			h.rt.Fatalf("%s: %s begun as %s", id, want.id, text(x.Begun))
+		case x.Ended == nil:
+			if want.ended != 0 && !lost(wrote[want.ended-1]) {
+				h.rt.Fatalf("%s: %s has not ended", id, want.id)
+			}
+		case want.ended == 0 || text(x.Ended) != wrote[want.ended-1].text:
+			h.rt.Fatalf("%s: %s ended as %s", id, want.id, text(x.Ended))
+		}
+	}
 }
 
 // forgetLost has the history go on from what the log has.
@@ -152,11 +192,17 @@ func (h *history) forgetLost() {
 			h.wrote[id] = append(h.wrote[id], noted{})
 		}
 		h.wrote[id] = h.wrote[id][:n]
+		h.acts[id] = slices.DeleteFunc(h.acts[id], func(x *act) bool { return x.begun > n })
+		for _, x := range h.acts[id] {
+			if x.ended > n {
+				x.ended = 0
+			}
+		}
 	}
 }
 
 func newHistory(rt *rapid.T, dir string) *history {
-	h := &history{rt: rt, opts: Options{Dir: dir, SegmentBytes: 2 * maxPayload, MaxBytes: 1 << 30, Logger: quiet}, wrote: make(map[dsec.SandboxID][]noted)}
+	h := &history{rt: rt, opts: Options{Dir: dir, SegmentBytes: 2 * maxPayload, MaxBytes: 1 << 30, Logger: quiet}, wrote: make(map[dsec.SandboxID][]noted), acts: make(map[dsec.SandboxID][]*act)}
 	for i := range 4 { // the same in each run
 		h.ids = append(h.ids, dsec.SandboxID("edge2"+strings.Repeat(string(rune('a'+i)), sandboxIDLen-len("edge2"))))
 	}
@@ -293,4 +339,36 @@ func TestDamageTakesWhatItHitsAndShows(t *testing.T) {
 		h.check(func(n noted) bool { return n == noted{} || lost(n) })
 		h.log.Close()
 	})
+}
+
+// No bit of a header makes the last entry of a sandbox go without a trace.
+func TestEveryBitOfAHeader(t *testing.T) {
+	opts := Options{Dir: t.TempDir(), SegmentBytes: 2 * maxPayload}
+	l := open(t, opts)
+	id, other := newSandbox(t, l), newSandbox(t, l)
+	run(t, l, id, "one", "id", "")
+	at := int64(l.sandboxes[id].head.offset)
+	run(t, l, other, "two", "", "")
+	l.Close()
+	path := filepath.Join(opts.Dir, segmentName(1))
+	whole, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for bit := range headerLen * 8 {
+		b := bytes.Clone(whole)
+		b[at+int64(bit/8)] ^= 1 << (bit % 8)
+		if err := os.WriteFile(path, b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		l, r, err := Open(opts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := story(entries(t, l, id, 1)); r.Damaged != 1 || r.Cut != 0 || !strings.HasPrefix(got, "1:one 2-") && r.Unclaimed == 0 {
+			t.Errorf("bit %d of the header: %s, %+v", bit, got, r)
+		}
+		wantStory(t, l, other, "1:two 2:end-of-1=0 ")
+		l.Close()
+	}
 }

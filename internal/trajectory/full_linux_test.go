@@ -81,6 +81,12 @@ func TestFullDisk(t *testing.T) {
 	check(l)
 	_, _, err = l.Begin(t.Context(), id, execOf("more", ""))
 	wantCode(t, err, dsec.CodeExhausted)
+	l.Close()
+	opts.SegmentBytes *= 2 // as where others took what its last segment had
+	l = open(t, opts)
+	check(l)
+	_, _, err = l.Begin(t.Context(), id, execOf("more", ""))
+	wantCode(t, err, dsec.CodeExhausted)
 	if err := os.Remove(fill); err != nil {
 		t.Fatal(err)
 	}

@@ -36,9 +36,6 @@ type actionRef struct{ begun, ended uint64 }
 
 // add takes over the next entry. actionID is called where it has one.
 func (x *index) add(h *header, at position, actionID func() string) {
-	for uint64(len(x.at)) < h.seq-1 {
-		x.at = append(x.at, damagedAt)
-	}
 	x.at = append(x.at, at)
 	if x.actions != nil {
 		x.actions.add(h.seq, h.typ, h.flags, h.begun, actionID)
@@ -46,9 +43,6 @@ func (x *index) add(h *header, at position, actionID func() string) {
 }
 
 func (a *actions) add(seq uint64, typ recordType, flags uint8, begun uint64, actionID func() string) {
-	if seq > a.seen+1 || flags&flagGap != 0 {
-		a.missing(a.seen + 1)
-	}
 	a.seen = seq
 	switch {
 	case typ == typeBegun && flags&flagAction != 0:
@@ -66,12 +60,6 @@ func (a *actions) add(seq uint64, typ recordType, flags uint8, begun uint64, act
 		} else {
 			a.byID[id] = actionRef{begun, seq}
 		}
-	}
-}
-
-func (a *actions) missing(seq uint64) {
-	if a.hole == 0 {
-		a.hole = seq
 	}
 }
 
@@ -212,13 +200,16 @@ func (l *Log) rescue(sb *sandbox, at []position, from uint64) {
 func (l *Log) acted(ctx context.Context, sb *sandbox) (*actions, error) {
 	for {
 		ix, err := l.indexed(sb)
-		if err != nil || ix.actions != nil {
-			return ix.acts(), err
+		if err != nil {
+			return nil, err
+		}
+		if ix.actions != nil {
+			return ix.actions, nil
 		}
 		a := &actions{byID: make(map[string]actionRef), unfinished: make(map[uint64]string)}
 		for a.seen < sb.seq {
 			l.mu.Unlock()
-			err := l.read(ctx, sb, a.seen+1, func(r *read) error { return a.read(r) })
+			err := l.read(ctx, sb, a.seen+1, a.read)
 			l.mu.Lock()
 			if err != nil {
 				return nil, err
@@ -233,17 +224,10 @@ func (l *Log) acted(ctx context.Context, sb *sandbox) (*actions, error) {
 	}
 }
 
-func (x *index) acts() *actions {
-	if x == nil {
-		return nil
-	}
-	return x.actions
-}
-
 // read takes over the next entry that is read.
 func (a *actions) read(r *read) error {
 	if r.last > r.seq || r.flags&flagGap != 0 {
-		a.missing(r.seq)
+		a.hole = cmp.Or(a.hole, r.seq)
 		a.seen = r.last
 		return nil
 	}
@@ -331,21 +315,4 @@ func (v view) find(number uint32) *segment {
 		return nil
 	}
 	return v.segments[i]
-}
-
-// entry reads the entry whose record is at a position.
-func (v view) entry(id dsec.SandboxID, seq uint64, at position) (*dsecv1.TrajectoryEntry, error) {
-	s := v.find(at.segment)
-	if s == nil {
-		return nil, errElsewhere
-	}
-	h, record, err := s.record(at.offset, v.seed, nil)
-	if err != nil {
-		return nil, err
-	}
-	if !h.of(id) || h.seq != seq {
-		return nil, errDamaged
-	}
-	r := read{seq: seq, last: seq, sandbox: id, payload: record[headerLen:]}
-	return r.entry()
 }

@@ -24,7 +24,7 @@ import (
 // outputs is a directory of what was too long for its entry:
 //
 //	objects/DIGEST         the content, compressed
-//	of/SANDBOX/SEQ-DIGEST  another name of it, for the action that begun with entry SEQ
+//	of/SANDBOX/SEQ-DIGEST  another name of it, for the action that began with entry SEQ
 //	new/                   what is being written
 //
 // So the kernel counts who needs an object, and no crash makes that wrong: one
@@ -183,7 +183,7 @@ func (o *outputs) open(id dsec.SandboxID, seq uint64, digest []byte) (*os.File, 
 	return os.Open(o.path("of", string(id), objectName(seq, digest)))
 }
 
-// drop lets go of the outputs of a sandbox's actions that begun with one of the
+// drop lets go of the outputs of a sandbox's actions that began with one of the
 // entries that gone tells, and of those objects that nobody else needs.
 func (o *outputs) drop(id dsec.SandboxID, gone func(seq uint64) bool) error {
 	dir := o.path("of", string(id))

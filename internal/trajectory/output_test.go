@@ -226,7 +226,7 @@ func TestOutputInManySmallPieces(t *testing.T) {
 	id := newSandbox(t, l)
 	a := begin(t, l, id, "x", "")
 	var want []written
-	for i := range 20_000 {
+	for i := range 60_000 {
 		p := written{dsecv1.Stream(1 + i%2), []byte{byte(i)}}
 		a.Output(p.stream, p.data)
 		want = append(want, p)
@@ -287,5 +287,22 @@ func TestMoreNamesThanAnObjectCanHave(t *testing.T) {
 	a := run(t, l, id, "x", "", data)
 	if got := output(t, l, id, a.Seq+1); len(got) != len(data)+3 {
 		t.Errorf("output of %d bytes came back with %d", len(data), len(got)-3)
+	}
+}
+
+// What is kept of an output is its beginning, without a hole.
+func TestAnOutputIsNotGoneOnWithAfterAGap(t *testing.T) {
+	l := open(t, Options{Dir: t.TempDir(), MaxSandboxOutput: 10})
+	id := newSandbox(t, l)
+	a := begin(t, l, id, "x", "")
+	a.Output(dsecv1.Stream_STREAM_STDOUT, []byte("first and too long"))
+	l.mu.Lock()
+	l.opts.MaxSandboxOutput = 1000
+	l.mu.Unlock()
+	a.Output(dsecv1.Stream_STREAM_STDOUT, []byte(", last"))
+	end(t, a, 0)
+	out := endOf(t, l, id, a).Output
+	if out.KeptBytes != 10 || string(out.Head[0].Data) != "first and " || string(out.Tail[0].Data) != "first and too long, last" || len(out.Tail) != 1 {
+		t.Errorf("output %v", out)
 	}
 }

@@ -268,11 +268,11 @@ func (l *Log) Output(ctx context.Context, id dsec.SandboxID, seq uint64, f func(
 		return err
 	}
 	defer content.Close()
-	return eachPiece(content, seq, e.Output.Digest, f)
+	return eachPiece(content, e.Output.Digest, f)
 }
 
 // eachPiece reads an object and holds it against its digest.
-func eachPiece(content io.Reader, seq uint64, digest []byte, f func(*dsecv1.TrajectoryOutputPiece) error) error {
+func eachPiece(content io.Reader, digest []byte, f func(*dsecv1.TrajectoryOutputPiece) error) error {
 	damaged := func(err error) error {
 		return &dsec.Error{Code: dsec.CodeInternal, Message: "the output of an entry of the trajectory log is damaged", Err: err}
 	}

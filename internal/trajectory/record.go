@@ -29,12 +29,11 @@ const (
 type recordType uint8
 
 const (
-	typeBegun     recordType = 1 + iota // an entry: an action has begun
-	typeEnded                           // an entry: the action of begun seq has ended
-	typeEvent                           // an entry by itself
-	typeState                           // what is known of the sandbox; takes no seq
-	typeForgotten                       // nothing of the sandbox is to be known any more
-	typeFooter                          // states of a segment's sandboxes; of no chain
+	typeBegun  recordType = 1 + iota // an entry: an action has begun
+	typeEnded                        // an entry: the action of begun seq has ended
+	typeEvent                        // an entry by itself
+	typeState                        // what is known of the sandbox; takes no seq
+	typeFooter                       // states of a segment's sandboxes; of no chain
 )
 
 const (
@@ -95,10 +94,10 @@ func parseHeader(b []byte) (h header, ok bool) {
 	h.prev = position{le.Uint32(b[12:]), le.Uint32(b[16:])}
 	h.kept, h.seq, h.begun = le.Uint32(b[20:]), le.Uint64(b[24:]), le.Uint64(b[32:])
 	copy(h.sandbox[:], b[40:])
-	if h.typ < typeBegun || h.typ > typeFooter || h.typ != typeFooter && h.size > maxPayload {
-		return h, false
+	if h.typ == typeFooter { // of no sandbox
+		return h, h.sandbox == [sandboxIDLen]byte{}
 	}
-	return h, h.flags < flagBoundary
+	return h, typeBegun <= h.typ && h.typ < typeFooter && h.size <= maxPayload && h.flags < flagBoundary
 }
 
 // whole reports whether record, a header with its payload, is as it was written.
@@ -114,9 +113,16 @@ type state struct {
 	seq     uint64 // of the last entry
 	sealed  uint64 // entries up to it are in the store
 	kept    int64  // bytes of output kept
-	// unfinished are the actions that have not ended, by the seq of begun.
-	unfinished map[uint64]position
+	// unfinished are the kinds of actions that have not ended, by the seq of begun.
+	unfinished map[uint64]uint8
 	forgotten  bool
+}
+
+func (s *state) begin(seq uint64, kind uint8) {
+	if s.unfinished == nil {
+		s.unfinished = make(map[uint64]uint8)
+	}
+	s.unfinished[seq] = kind
 }
 
 func (s *state) append(b []byte) []byte {
@@ -130,10 +136,8 @@ func (s *state) append(b []byte) []byte {
 	b = binary.AppendUvarint(b, s.sealed)
 	b = binary.AppendUvarint(b, uint64(s.kept))
 	b = binary.AppendUvarint(b, uint64(len(s.unfinished)))
-	for seq, at := range s.unfinished {
-		b = binary.AppendUvarint(b, seq)
-		b = binary.AppendUvarint(b, uint64(at.segment))
-		b = binary.AppendUvarint(b, uint64(at.offset))
+	for seq, kind := range s.unfinished {
+		b = append(binary.AppendUvarint(b, seq), kind)
 	}
 	return b
 }
@@ -157,10 +161,12 @@ func parseState(b []byte) (s state, rest []byte, err error) {
 	}
 	s.seq, s.sealed, s.kept = uvarint(), uvarint(), int64(uvarint())
 	for n := uvarint(); n > 0 && err == nil; n-- {
-		if s.unfinished == nil {
-			s.unfinished = make(map[uint64]position)
+		seq := uvarint()
+		if len(b) == 0 {
+			return state{}, nil, errMalformed
 		}
-		s.unfinished[uvarint()] = position{uint32(uvarint()), uint32(uvarint())}
+		s.begin(seq, b[0])
+		b = b[1:]
 	}
 	if err != nil || s.kept < 0 || s.sealed > s.seq {
 		return state{}, nil, errMalformed

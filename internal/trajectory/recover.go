@@ -1,6 +1,7 @@
 package trajectory
 
 import (
+	"crypto/rand"
 	"errors"
 	"os"
 	"path/filepath"
@@ -58,7 +59,9 @@ func (l *Log) openSegments() error {
 	if err != nil {
 		return err
 	}
-	l.setSalt(newSalt())
+	var salt [8]byte
+	_, _ = rand.Read(salt[:]) // never fails
+	l.setSalt(salt)
 	salted := false
 	for _, d := range names {
 		number, ok := segmentNumber(d.Name())
@@ -69,37 +72,20 @@ func (l *Log) openSegments() error {
 		if err != nil {
 			return err
 		}
-		if s.size <= segmentHeaderLen && (!ok || salted && salt != l.salt) { // half made
-			if err := errors.Join(s.f.Close(), os.Remove(filepath.Join(l.opts.Dir, d.Name()))); err != nil {
-				return err
-			}
-			continue
-		}
 		if ok && !salted {
 			salted = true
 			l.setSalt(salt)
 		}
-		if s.size > segmentHeaderLen { // what is before it is no more than empty
+		switch {
+		case s.size > segmentHeaderLen:
 			l.segments, l.ahead = append(append(l.segments, l.ahead...), s), nil
-		} else {
+		case ok && salt == l.salt:
 			l.ahead = append(l.ahead, s)
-		}
-	}
-	next := uint32(0)
-	if n := len(l.segments); n > 0 {
-		next = l.segments[n-1].number + 1
-	}
-	for i, s := range l.ahead {
-		if next > 0 && s.number != next { // one before it was half made
-			for _, s := range l.ahead[i:] {
-				if err := errors.Join(s.f.Close(), os.Remove(filepath.Join(l.opts.Dir, segmentName(s.number)))); err != nil {
-					return err
-				}
+		default: // half made
+			if err := errors.Join(s.f.Close(), os.Remove(filepath.Join(l.opts.Dir, d.Name()))); err != nil {
+				return err
 			}
-			l.ahead = l.ahead[:i]
-			break
 		}
-		next = s.number + 1
 	}
 	return nil
 }
@@ -111,15 +97,7 @@ func (l *Log) firstAhead() (*segment, error) {
 		l.ahead = l.ahead[1:]
 		return s, s.allocate(l.opts.SegmentBytes)
 	}
-	number := uint32(1)
-	if n := len(l.segments); n > 0 {
-		number = l.segments[n-1].number + 1
-	}
-	s, err := createSegment(l.opts.Dir, number, l.salt, l.opts.SegmentBytes)
-	if err == nil {
-		l.group.created(s.f, l.opts.Dir)
-	}
-	return s, err
+	return l.create()
 }
 
 // sandboxOf is the sandbox with an ID, which has a record in s from now on.
@@ -206,16 +184,12 @@ func (l *Log) replayRecord(s *segment, at position, h *header, payload []byte) {
 		if st, _, err := parseState(payload); err == nil {
 			sb.state = st
 		}
-		sb.forgotten = h.typ == typeForgotten
 		return
 	}
 	sb.seq, sb.kept = h.seq, sb.kept+int64(h.kept)
 	switch h.typ {
 	case typeBegun:
-		if sb.unfinished == nil {
-			sb.unfinished = make(map[uint64]position)
-		}
-		sb.unfinished[h.seq] = at
+		sb.begin(h.seq, h.kind)
 	case typeEnded:
 		delete(sb.unfinished, h.begun)
 	}

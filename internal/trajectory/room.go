@@ -48,13 +48,24 @@ func (l *Log) makeAhead() error {
 	if l.bytes()+l.opts.SegmentBytes > 2*l.opts.MaxBytes {
 		return unix.EDQUOT
 	}
-	s, err := createSegment(l.opts.Dir, l.cur.number+1+uint32(len(l.ahead)), l.salt, l.opts.SegmentBytes)
-	if err != nil {
-		return err
+	s, err := l.create()
+	if err == nil {
+		l.ahead = append(l.ahead, s)
 	}
-	l.ahead = append(l.ahead, s)
-	l.group.created(s.f, l.opts.Dir)
-	return nil
+	return err
+}
+
+// create makes the segment that comes after all others. The caller holds mu.
+func (l *Log) create() (*segment, error) {
+	number := uint32(1)
+	if all := append(l.all(), l.ahead...); len(all) > 0 {
+		number = all[len(all)-1].number + 1
+	}
+	s, err := createSegment(l.opts.Dir, number, l.salt, l.opts.SegmentBytes)
+	if err == nil {
+		l.group.created(s.f, l.opts.Dir)
+	}
+	return s, err
 }
 
 // rotate goes on with the segment ahead. The caller holds mu.
@@ -75,7 +86,7 @@ func (l *Log) rotate() error {
 	l.finished += l.cur.size
 	l.segments = append(l.segments, l.cur)
 	l.cur, l.ahead = l.ahead[0], l.ahead[1:]
-	l.wakeUp()
+	notify(l.wake)
 	return nil
 }
 
@@ -86,12 +97,4 @@ func (l *Log) bytes() int64 {
 		n += l.outputs.bytes.Load()
 	}
 	return n
-}
-
-// wakeUp has the log look after itself soon.
-func (l *Log) wakeUp() {
-	select {
-	case l.wake <- struct{}{}:
-	default:
-	}
 }

@@ -145,14 +145,14 @@ func TestASealedTrajectoryReadsAsBefore(t *testing.T) {
 	l.Close()
 	l = open(t, opts)
 	check()
-	a, begun, err := l.Resume(id, under.Seq)
-	if err != nil || begun != nil {
+	a, begun, err := l.Resume(t.Context(), id, under.Seq)
+	if err != nil || begun.GetActionId() != "id-3" {
 		t.Fatalf("resume of an action whose begin is sealed: %v, %v", begun, err)
 	}
 	end(t, a, 3)
 	run(t, l, id, "four", "id-4", long+"!")
 	check()
-	if got := entries(t, l, id, 6)[0]; got.BegunSeq != 5 || got.Outcome.GetExitCode() != 3 {
+	if got := entries(t, l, id, 6)[0]; got.BegunSeq != 5 || got.Outcome.GetExitCode() != 3 || got.Kind != dsecv1.TrajectoryKind_TRAJECTORY_KIND_EXEC {
 		t.Errorf("the end of what begun before sealing: %v", got)
 	}
 	if err := l.Seal(t.Context(), id); err != nil {
@@ -219,21 +219,25 @@ func TestDamageInTheStoreIsTold(t *testing.T) {
 	l := open(t, Options{Dir: t.TempDir(), Store: s, SegmentBytes: 2 * maxPayload})
 	id := newSandbox(t, l)
 	run(t, l, id, "one", "", "")
+	if err := l.Seal(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	run(t, l, id, "two", "", "")
 	fill(t, l, 1)
 	if err := l.Seal(t.Context(), id); err != nil {
 		t.Fatal(err)
 	}
 	settled(t, l, 1)
 	path := filepath.Join(dir, keys(t, s, "trajectories/")[0])
-	b, err := os.ReadFile(path)
+	other, err := os.ReadFile(filepath.Join(dir, keys(t, s, "trajectories/")[1]))
 	if err != nil {
 		t.Fatal(err)
 	}
-	b[len(b)/2] ^= 1
 	if err := os.Chmod(path, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(path, b, 0o600); err != nil {
+	// Whole, and not what the key says.
+	if err := os.WriteFile(path, other, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if r, ok := any(s).(blob.Reopener); ok {
@@ -374,6 +378,8 @@ func TestSealAndForgetInAnyOrder(t *testing.T) {
 				h.log.Close()
 				h.opts.Dir = dir
 				h.reopen()
+			default:
+				continue
 			}
 			h.check(func(noted) bool { return false })
 		}
@@ -402,4 +408,36 @@ func TestSealAndForgetInAnyOrder(t *testing.T) {
 			rt.Fatalf("%d bytes are reserved for nobody, %d sandboxes", reserved, left)
 		}
 	})
+}
+
+// Who is forgotten stays so while an older segment has records of them, though
+// that in which this was noted goes.
+func TestAForgottenSandboxDoesNotComeBack(t *testing.T) {
+	opts := Options{Dir: t.TempDir(), SegmentBytes: 2 * maxPayload}
+	l := open(t, opts)
+	id, living := newSandbox(t, l), newSandbox(t, l)
+	run(t, l, id, "one", "", "")
+	run(t, l, living, "one", "", "")
+	fill(t, l, 1)
+	if err := l.Forget(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	fill(t, l, 1)
+	settled(t, l, 2)
+	if l.segments[0].number != 1 {
+		t.Fatalf("segment %d is left, want that of who lives", l.segments[0].number)
+	}
+	l.Close()
+	l = open(t, opts)
+	wantCode(t, l.Add(id, "project"), dsec.CodeNotFound)
+	wantStory(t, l, living, "1:one 2:end-of-1=0 ")
+	if err := l.Forget(t.Context(), living); err != nil {
+		t.Fatal(err)
+	}
+	settled(t, l, 1)
+	fill(t, l, 1)
+	settled(t, l, 1)
+	if err := l.Add(id, "project"); err != nil {
+		t.Errorf("something is known of who was forgotten: %v", err)
+	}
 }

@@ -103,6 +103,9 @@ func openSegment(dir string, number uint32) (s *segment, salt [8]byte, salted bo
 	if _, err := f.ReadAt(b, 0); err != nil && err != io.EOF {
 		return nil, salt, false, errors.Join(err, f.Close())
 	}
+	if string(b[:7]) == segmentMagic[:7] && '0' <= b[7] && b[7] <= '9' && b[7] != segmentMagic[7] {
+		return nil, salt, false, errors.Join(fmt.Errorf("trajectory: %s is of version %c, want %c", f.Name(), b[7], segmentMagic[7]), f.Close())
+	}
 	if string(b[:8]) != segmentMagic || crc32.Checksum(b[:20], castagnoli) != binary.LittleEndian.Uint32(b[20:]) {
 		return s, salt, false, nil
 	}

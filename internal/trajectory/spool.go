@@ -44,8 +44,6 @@ const (
 	spoolClosed
 )
 
-func (s *spool) init(l *Log, sb *sandbox, seq uint64) { s.log, s.sb, s.seq = l, sb, seq }
-
 func (s *spool) write(stream dsecv1.Stream, data []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -57,8 +55,8 @@ func (s *spool) write(stream dsecv1.Stream, data []byte) {
 	if s.mode == spoolInline {
 		switch {
 		case take < len(data) && s.taken <= inlineOutput && len(s.head) < inlinePieces:
-			s.head = appendPiece(s.head, stream, data[:take])
 			s.mode, s.tail = spoolEnds, lastBytes(firstBytes(s.head, inlineOutput, inlinePieces))
+			s.head = appendPiece(s.head, stream, data[:take])
 		case take == len(data) && s.taken <= inlineOutput && len(s.head) < inlinePieces:
 			s.head = appendPiece(s.head, stream, data)
 			return
@@ -88,7 +86,7 @@ func (s *spool) take(n int) int {
 	switch {
 	case s.taken+int64(n) > inlineOutput && l.bytes() > l.opts.MaxBytes:
 		take, s.gap = 0, "the trajectory log of the node is full"
-		l.wakeUp()
+		notify(l.wake)
 	case take < n && ofOne <= share:
 		s.gap = "it is more than is kept of one action"
 	case take < n:

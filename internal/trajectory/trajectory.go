@@ -21,7 +21,6 @@ package trajectory
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"hash/crc32"
@@ -59,21 +58,12 @@ type Options struct {
 }
 
 func (o *Options) fill() error {
-	set := func(v *int64, to int64) {
-		if *v == 0 {
-			*v = to
-		}
-	}
-	set(&o.SegmentBytes, 64<<20)
-	set(&o.MaxBytes, 8<<30)
-	set(&o.MaxOutput, 64<<20)
-	set(&o.MaxSandboxOutput, 512<<20)
-	if o.SyncEvery == 0 {
-		o.SyncEvery = 25 * time.Millisecond
-	}
-	if o.Logger == nil {
-		o.Logger = slog.Default()
-	}
+	o.SegmentBytes = cmp.Or(o.SegmentBytes, 64<<20)
+	o.MaxBytes = cmp.Or(o.MaxBytes, 8<<30)
+	o.MaxOutput = cmp.Or(o.MaxOutput, 64<<20)
+	o.MaxSandboxOutput = cmp.Or(o.MaxSandboxOutput, 512<<20)
+	o.SyncEvery = cmp.Or(o.SyncEvery, 25*time.Millisecond)
+	o.Logger = cmp.Or(o.Logger, slog.Default())
 	switch {
 	case o.SegmentBytes < 2*maxPayload || o.SegmentBytes > 1<<30:
 		return fmt.Errorf("trajectory: segments of %d bytes, want %d to %d", o.SegmentBytes, 2*maxPayload, 1<<30)
@@ -165,19 +155,12 @@ func Open(opts Options) (*Log, Recovery, error) {
 	}
 	l.tasks.Go(func() { l.group.run(l.ctx) })
 	l.tasks.Go(l.maintain)
-	l.wakeUp()
 	return l, recovery, nil
 }
 
 func (l *Log) has(id dsec.SandboxID) bool {
 	sb := l.sandboxes[id]
 	return sb != nil && !sb.forgotten
-}
-
-// newSalt is the salt of a log without any segment.
-func newSalt() (salt [8]byte) {
-	_, _ = rand.Read(salt[:]) // never fails
-	return salt
 }
 
 func (l *Log) setSalt(salt [8]byte) {
@@ -234,14 +217,10 @@ func (l *Log) Add(id dsec.SandboxID, project string) error {
 		if sb.forgotten {
 			return notFound(id)
 		}
-		if sb.project == "" { // its record was damaged
-			sb.project = project
-			return l.putState(sb, typeState, 0)
-		}
 		return nil
 	}
 	sb := &sandbox{id: id, state: state{project: project}}
-	if err := l.putState(sb, typeState, l.slack()); err != nil {
+	if err := l.putState(sb, l.slack()); err != nil {
 		return err
 	}
 	l.sandboxes[id] = sb
@@ -303,15 +282,15 @@ func (l *Log) put(sb *sandbox, h header, d *draft) (position, error) {
 
 // putState writes a record that takes no seq, where it leaves so much room. The
 // caller holds mu.
-func (l *Log) putState(sb *sandbox, typ recordType, leaves int64) error {
+func (l *Log) putState(sb *sandbox, leaves int64) error {
 	d := newDraft()
 	defer d.free()
-	d.record = sb.state.append(d.record)
+	d.record = sb.append(d.record)
 	d.sum = crc32.Update(l.seed, castagnoli, d.record[headerLen:])
 	if err := l.roomFor(int64(len(d.record)), leaves); err != nil {
 		return err
 	}
-	_, err := l.put(sb, header{typ: typ, seq: sb.seq}, d)
+	_, err := l.put(sb, header{typ: typeState, seq: sb.seq}, d)
 	return err
 }
 

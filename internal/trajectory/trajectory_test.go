@@ -219,7 +219,7 @@ func TestActionIDs(t *testing.T) {
 		if err != nil || earlier == nil || earlier.Ended.GetBegunSeq() != done.Seq || string(earlier.Ended.Output.Head[0].Data) != "built" || earlier.Begun.ActionId != "one" {
 			t.Errorf("an ended action again: %+v, %v", earlier, err)
 		}
-		_, earlier, err = l.Begin(t.Context(), id, execOf("rm", "one"))
+		_, _, err = l.Begin(t.Context(), id, execOf("rm", "one"))
 		wantCode(t, err, dsec.CodeDiverged)
 		_, earlier, err = l.Begin(t.Context(), id, execOf("sleep", "two"))
 		if sure {
@@ -243,13 +243,13 @@ func TestActionIDs(t *testing.T) {
 	if err != nil || len(seqs) != 1 || seqs[0] != under.Seq {
 		t.Fatalf("unfinished: %v, %v; want %d", seqs, err, under.Seq)
 	}
-	again, begun, err := l.Resume(id, under.Seq)
+	again, begun, err := l.Resume(t.Context(), id, under.Seq)
 	if err != nil || begun.ActionId != "two" {
 		t.Fatalf("resume: %v, %v", begun, err)
 	}
-	_, _, err = l.Resume(id, under.Seq)
+	_, _, err = l.Resume(t.Context(), id, under.Seq)
 	wantCode(t, err, dsec.CodeConflict)
-	_, _, err = l.Resume(id, done.Seq)
+	_, _, err = l.Resume(t.Context(), id, done.Seq)
 	wantCode(t, err, dsec.CodeNotFound)
 	end(t, again, 9)
 	wantCode(t, again.End(exited(0)), dsec.CodeConflict)

@@ -219,7 +219,7 @@ type TrajectoryEntry struct {
 	// SHA-256 of the request, less what may differ in one that asks for the same.
 	RequestDigest []byte             `protobuf:"bytes,8,opt,name=request_digest,json=requestDigest,proto3" json:"request_digest,omitempty"`
 	Request       *TrajectoryRequest `protobuf:"bytes,9,opt,name=request,proto3" json:"request,omitempty"`
-	// Of ended: the seq of the entry with which the action begun.
+	// Of ended: the seq of the entry with which the action began.
 	BegunSeq uint64 `protobuf:"varint,10,opt,name=begun_seq,json=begunSeq,proto3" json:"begun_seq,omitempty"`
 	// Of a command that ended. Without it and without error the call had no
 	// outcome but its success.
