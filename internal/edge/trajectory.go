@@ -239,7 +239,7 @@ func once[T any](c *call, f func(*call) (T, error), told <-chan struct{}) (T, er
 func (e *Edge) unfinish(s *sandbox, why string) {
 	seqs, err := e.trajectories.Unfinished(s.id)
 	for _, seq := range seqs {
-		a, _, rerr := e.trajectories.Resume(s.id, seq)
+		a, _, rerr := e.trajectories.Resume(e.closing, s.id, seq)
 		if rerr == nil {
 			rerr = a.End(&dsecv1.TrajectoryEntry{Error: unknownEnd(why)})
 		}

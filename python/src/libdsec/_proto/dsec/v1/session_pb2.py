@@ -26,7 +26,7 @@ from libdsec._proto.dsec.v1 import process_pb2 as dsec_dot_v1_dot_process__pb2
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x64sec/v1/session.proto\x12\x07\x64sec.v1\x1a\x15\x64sec/v1/process.proto\x1a\x1egoogle/protobuf/duration.proto\"\xa2\x01\n\x12OpenSessionRequest\x12\x12\n\nsandbox_id\x18\x01 \x01(\t\x12\x31\n\x03\x65nv\x18\x02 \x03(\x0b\x32$.dsec.v1.OpenSessionRequest.EnvEntry\x12\x0b\n\x03\x63wd\x18\x03 \x01(\t\x12\x0c\n\x04user\x18\x04 \x01(\t\x1a*\n\x08\x45nvEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\")\n\x13OpenSessionResponse\x12\x12\n\nsession_id\x18\x01 \x01(\t\"\x94\x01\n\x11RunCommandRequest\x12\x12\n\nsandbox_id\x18\x01 \x01(\t\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12\x0f\n\x07\x63ommand\x18\x03 \x01(\t\x12*\n\x07timeout\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1a\n\x12output_limit_bytes\x18\x05 \x01(\x03\"A\n\x17InterruptCommandRequest\x12\x12\n\nsandbox_id\x18\x01 \x01(\t\x12\x12\n\nsession_id\x18\x02 \x01(\t\"\x1a\n\x18InterruptCommandResponse\")\n\x13ListSessionsRequest\x12\x12\n\nsandbox_id\x18\x01 \x01(\t\":\n\x14ListSessionsResponse\x12\"\n\x08sessions\x18\x01 \x03(\x0b\x32\x10.dsec.v1.Session\"?\n\x07Session\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x12\n\nprocess_id\x18\x02 \x01(\x04\x12\x0c\n\x04\x62usy\x18\x03 \x01(\x08\"=\n\x13\x43loseSessionRequest\x12\x12\n\nsandbox_id\x18\x01 \x01(\t\x12\x12\n\nsession_id\x18\x02 \x01(\t\"\x16\n\x14\x43loseSessionResponse2\xe0\x03\n\x0eSessionService\x12H\n\x0bOpenSession\x12\x1b.dsec.v1.OpenSessionRequest\x1a\x1c.dsec.v1.OpenSessionResponse\x12\x41\n\nRunCommand\x12\x1a.dsec.v1.RunCommandRequest\x1a\x15.dsec.v1.ProcessEvent0\x01\x12\x44\n\x0bRunCommands\x12\x1a.dsec.v1.RunCommandRequest\x1a\x15.dsec.v1.ProcessEvent(\x01\x30\x01\x12W\n\x10InterruptCommand\x12 .dsec.v1.InterruptCommandRequest\x1a!.dsec.v1.InterruptCommandResponse\x12P\n\x0cListSessions\x12\x1c.dsec.v1.ListSessionsRequest\x1a\x1d.dsec.v1.ListSessionsResponse\"\x03\x90\x02\x02\x12P\n\x0c\x43loseSession\x12\x1c.dsec.v1.CloseSessionRequest\x1a\x1d.dsec.v1.CloseSessionResponse\"\x03\x90\x02\x02\x42/Z-github.com/opendsec/dsec/proto/dsec/v1;dsecv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x64sec/v1/session.proto\x12\x07\x64sec.v1\x1a\x15\x64sec/v1/process.proto\x1a\x1egoogle/protobuf/duration.proto\"\xa2\x01\n\x12OpenSessionRequest\x12\x12\n\nsandbox_id\x18\x01 \x01(\t\x12\x31\n\x03\x65nv\x18\x02 \x03(\x0b\x32$.dsec.v1.OpenSessionRequest.EnvEntry\x12\x0b\n\x03\x63wd\x18\x03 \x01(\t\x12\x0c\n\x04user\x18\x04 \x01(\t\x1a*\n\x08\x45nvEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\")\n\x13OpenSessionResponse\x12\x12\n\nsession_id\x18\x01 \x01(\t\"\xa7\x01\n\x11RunCommandRequest\x12\x12\n\nsandbox_id\x18\x01 \x01(\t\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12\x0f\n\x07\x63ommand\x18\x03 \x01(\t\x12*\n\x07timeout\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1a\n\x12output_limit_bytes\x18\x05 \x01(\x03\x12\x11\n\taction_id\x18\x06 \x01(\t\"A\n\x17InterruptCommandRequest\x12\x12\n\nsandbox_id\x18\x01 \x01(\t\x12\x12\n\nsession_id\x18\x02 \x01(\t\"\x1a\n\x18InterruptCommandResponse\")\n\x13ListSessionsRequest\x12\x12\n\nsandbox_id\x18\x01 \x01(\t\":\n\x14ListSessionsResponse\x12\"\n\x08sessions\x18\x01 \x03(\x0b\x32\x10.dsec.v1.Session\"?\n\x07Session\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x12\n\nprocess_id\x18\x02 \x01(\x04\x12\x0c\n\x04\x62usy\x18\x03 \x01(\x08\"=\n\x13\x43loseSessionRequest\x12\x12\n\nsandbox_id\x18\x01 \x01(\t\x12\x12\n\nsession_id\x18\x02 \x01(\t\"\x16\n\x14\x43loseSessionResponse2\xe0\x03\n\x0eSessionService\x12H\n\x0bOpenSession\x12\x1b.dsec.v1.OpenSessionRequest\x1a\x1c.dsec.v1.OpenSessionResponse\x12\x41\n\nRunCommand\x12\x1a.dsec.v1.RunCommandRequest\x1a\x15.dsec.v1.ProcessEvent0\x01\x12\x44\n\x0bRunCommands\x12\x1a.dsec.v1.RunCommandRequest\x1a\x15.dsec.v1.ProcessEvent(\x01\x30\x01\x12W\n\x10InterruptCommand\x12 .dsec.v1.InterruptCommandRequest\x1a!.dsec.v1.InterruptCommandResponse\x12P\n\x0cListSessions\x12\x1c.dsec.v1.ListSessionsRequest\x1a\x1d.dsec.v1.ListSessionsResponse\"\x03\x90\x02\x02\x12P\n\x0c\x43loseSession\x12\x1c.dsec.v1.CloseSessionRequest\x1a\x1d.dsec.v1.CloseSessionResponse\"\x03\x90\x02\x02\x42/Z-github.com/opendsec/dsec/proto/dsec/v1;dsecv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -47,21 +47,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_OPENSESSIONRESPONSE']._serialized_start=254
   _globals['_OPENSESSIONRESPONSE']._serialized_end=295
   _globals['_RUNCOMMANDREQUEST']._serialized_start=298
-  _globals['_RUNCOMMANDREQUEST']._serialized_end=446
-  _globals['_INTERRUPTCOMMANDREQUEST']._serialized_start=448
-  _globals['_INTERRUPTCOMMANDREQUEST']._serialized_end=513
-  _globals['_INTERRUPTCOMMANDRESPONSE']._serialized_start=515
-  _globals['_INTERRUPTCOMMANDRESPONSE']._serialized_end=541
-  _globals['_LISTSESSIONSREQUEST']._serialized_start=543
-  _globals['_LISTSESSIONSREQUEST']._serialized_end=584
-  _globals['_LISTSESSIONSRESPONSE']._serialized_start=586
-  _globals['_LISTSESSIONSRESPONSE']._serialized_end=644
-  _globals['_SESSION']._serialized_start=646
-  _globals['_SESSION']._serialized_end=709
-  _globals['_CLOSESESSIONREQUEST']._serialized_start=711
-  _globals['_CLOSESESSIONREQUEST']._serialized_end=772
-  _globals['_CLOSESESSIONRESPONSE']._serialized_start=774
-  _globals['_CLOSESESSIONRESPONSE']._serialized_end=796
-  _globals['_SESSIONSERVICE']._serialized_start=799
-  _globals['_SESSIONSERVICE']._serialized_end=1279
+  _globals['_RUNCOMMANDREQUEST']._serialized_end=465
+  _globals['_INTERRUPTCOMMANDREQUEST']._serialized_start=467
+  _globals['_INTERRUPTCOMMANDREQUEST']._serialized_end=532
+  _globals['_INTERRUPTCOMMANDRESPONSE']._serialized_start=534
+  _globals['_INTERRUPTCOMMANDRESPONSE']._serialized_end=560
+  _globals['_LISTSESSIONSREQUEST']._serialized_start=562
+  _globals['_LISTSESSIONSREQUEST']._serialized_end=603
+  _globals['_LISTSESSIONSRESPONSE']._serialized_start=605
+  _globals['_LISTSESSIONSRESPONSE']._serialized_end=663
+  _globals['_SESSION']._serialized_start=665
+  _globals['_SESSION']._serialized_end=728
+  _globals['_CLOSESESSIONREQUEST']._serialized_start=730
+  _globals['_CLOSESESSIONREQUEST']._serialized_end=791
+  _globals['_CLOSESESSIONRESPONSE']._serialized_start=793
+  _globals['_CLOSESESSIONRESPONSE']._serialized_end=815
+  _globals['_SESSIONSERVICE']._serialized_start=818
+  _globals['_SESSIONSERVICE']._serialized_end=1298
 # @@protoc_insertion_point(module_scope)

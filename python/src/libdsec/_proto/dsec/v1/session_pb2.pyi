@@ -34,18 +34,20 @@ class OpenSessionResponse(_message.Message):
     def __init__(self, session_id: _Optional[str] = ...) -> None: ...
 
 class RunCommandRequest(_message.Message):
-    __slots__ = ("sandbox_id", "session_id", "command", "timeout", "output_limit_bytes")
+    __slots__ = ("sandbox_id", "session_id", "command", "timeout", "output_limit_bytes", "action_id")
     SANDBOX_ID_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     COMMAND_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ACTION_ID_FIELD_NUMBER: _ClassVar[int]
     sandbox_id: str
     session_id: str
     command: str
     timeout: _duration_pb2.Duration
     output_limit_bytes: int
-    def __init__(self, sandbox_id: _Optional[str] = ..., session_id: _Optional[str] = ..., command: _Optional[str] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., output_limit_bytes: _Optional[int] = ...) -> None: ...
+    action_id: str
+    def __init__(self, sandbox_id: _Optional[str] = ..., session_id: _Optional[str] = ..., command: _Optional[str] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., output_limit_bytes: _Optional[int] = ..., action_id: _Optional[str] = ...) -> None: ...
 
 class InterruptCommandRequest(_message.Message):
     __slots__ = ("sandbox_id", "session_id")

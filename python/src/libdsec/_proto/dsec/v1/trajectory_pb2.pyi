@@ -45,6 +45,8 @@ class TrajectoryKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TRAJECTORY_KIND_FILE_REMOVE: _ClassVar[TrajectoryKind]
     TRAJECTORY_KIND_FILE_UPLOAD: _ClassVar[TrajectoryKind]
     TRAJECTORY_KIND_FILE_DOWNLOAD: _ClassVar[TrajectoryKind]
+    TRAJECTORY_KIND_FILE_STAT: _ClassVar[TrajectoryKind]
+    TRAJECTORY_KIND_FILE_LIST: _ClassVar[TrajectoryKind]
 TRAJECTORY_PHASE_UNSPECIFIED: TrajectoryPhase
 TRAJECTORY_PHASE_BEGUN: TrajectoryPhase
 TRAJECTORY_PHASE_ENDED: TrajectoryPhase
@@ -74,9 +76,11 @@ TRAJECTORY_KIND_FILE_RENAME: TrajectoryKind
 TRAJECTORY_KIND_FILE_REMOVE: TrajectoryKind
 TRAJECTORY_KIND_FILE_UPLOAD: TrajectoryKind
 TRAJECTORY_KIND_FILE_DOWNLOAD: TrajectoryKind
+TRAJECTORY_KIND_FILE_STAT: TrajectoryKind
+TRAJECTORY_KIND_FILE_LIST: TrajectoryKind
 
 class TrajectoryEntry(_message.Message):
-    __slots__ = ("seq", "sandbox_id", "time", "phase", "kind", "caller", "action_id", "request_digest", "request", "begun_seq", "outcome", "error", "output", "usage", "duration", "process_id", "session_id", "response", "state", "reason", "gap")
+    __slots__ = ("seq", "sandbox_id", "time", "phase", "kind", "caller", "action_id", "request_digest", "request", "begun_seq", "outcome", "error", "output", "usage", "duration", "process_id", "session_id", "response", "state", "reason", "gap", "spec")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     SANDBOX_ID_FIELD_NUMBER: _ClassVar[int]
     TIME_FIELD_NUMBER: _ClassVar[int]
@@ -98,6 +102,7 @@ class TrajectoryEntry(_message.Message):
     STATE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     GAP_FIELD_NUMBER: _ClassVar[int]
+    SPEC_FIELD_NUMBER: _ClassVar[int]
     seq: int
     sandbox_id: str
     time: _timestamp_pb2.Timestamp
@@ -119,7 +124,8 @@ class TrajectoryEntry(_message.Message):
     state: str
     reason: str
     gap: TrajectoryGap
-    def __init__(self, seq: _Optional[int] = ..., sandbox_id: _Optional[str] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., phase: _Optional[_Union[TrajectoryPhase, str]] = ..., kind: _Optional[_Union[TrajectoryKind, str]] = ..., caller: _Optional[str] = ..., action_id: _Optional[str] = ..., request_digest: _Optional[bytes] = ..., request: _Optional[_Union[TrajectoryRequest, _Mapping]] = ..., begun_seq: _Optional[int] = ..., outcome: _Optional[_Union[_types_pb2.Outcome, _Mapping]] = ..., error: _Optional[_Union[TrajectoryError, _Mapping]] = ..., output: _Optional[_Union[TrajectoryOutput, _Mapping]] = ..., usage: _Optional[_Union[_types_pb2.Usage, _Mapping]] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., process_id: _Optional[int] = ..., session_id: _Optional[str] = ..., response: _Optional[bytes] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., gap: _Optional[_Union[TrajectoryGap, _Mapping]] = ...) -> None: ...
+    spec: bytes
+    def __init__(self, seq: _Optional[int] = ..., sandbox_id: _Optional[str] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., phase: _Optional[_Union[TrajectoryPhase, str]] = ..., kind: _Optional[_Union[TrajectoryKind, str]] = ..., caller: _Optional[str] = ..., action_id: _Optional[str] = ..., request_digest: _Optional[bytes] = ..., request: _Optional[_Union[TrajectoryRequest, _Mapping]] = ..., begun_seq: _Optional[int] = ..., outcome: _Optional[_Union[_types_pb2.Outcome, _Mapping]] = ..., error: _Optional[_Union[TrajectoryError, _Mapping]] = ..., output: _Optional[_Union[TrajectoryOutput, _Mapping]] = ..., usage: _Optional[_Union[_types_pb2.Usage, _Mapping]] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., process_id: _Optional[int] = ..., session_id: _Optional[str] = ..., response: _Optional[bytes] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., gap: _Optional[_Union[TrajectoryGap, _Mapping]] = ..., spec: _Optional[bytes] = ...) -> None: ...
 
 class TrajectoryRequest(_message.Message):
     __slots__ = ("argv", "shell", "cwd", "user", "path", "new_path", "session_id", "process_id", "signal", "input_bytes", "timeout", "note", "cut")
