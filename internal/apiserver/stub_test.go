@@ -67,6 +67,8 @@ type stubEdge struct {
 	claimed  string      // unit that did last
 	badBuild error       // what an import answers to its first message
 	images   *stubImages // nil: it knows no registry
+	checked  *dsecv1.CheckLayersRequest
+	damage   string // what CheckLayers answers
 }
 
 func newStub(kind dsec.Kind) *stubEdge {
@@ -268,6 +270,13 @@ func (e *stubEdge) ResolveImage(_ context.Context, req *connect.Request[dsecv1.P
 
 func (e *stubEdge) PullLayer(ctx context.Context, req *connect.Request[dsecv1.PullLayerRequest], out *connect.ServerStream[dsecv1.PullLayerResponse]) error {
 	return e.images.pull(ctx, req.Msg, out)
+}
+
+func (e *stubEdge) CheckLayers(_ context.Context, req *connect.Request[dsecv1.CheckLayersRequest]) (*connect.Response[dsecv1.CheckLayersResponse], error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.checked = req.Msg
+	return connect.NewResponse(&dsecv1.CheckLayersResponse{Damage: e.damage}), nil
 }
 
 func (e *stubEdge) ClaimLayers(_ context.Context, req *connect.Request[dsecv1.ClaimLayersRequest]) (*connect.Response[dsecv1.ClaimLayersResponse], error) {

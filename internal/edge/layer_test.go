@@ -133,6 +133,11 @@ func (l *layers) Claim(context.Context, string) error { return nil }
 
 func (l *layers) CheckOwner(context.Context, string) error { return nil }
 
+func (l *layers) Check(ctx context.Context, digest string, _ bool) error {
+	_, err := l.Get(ctx, digest)
+	return err
+}
+
 func (l *layers) Sweep(context.Context, time.Duration) ([]layer.Stored, error) { return nil, nil }
 
 func (l *layers) Remove(ctx context.Context, digest string) error {

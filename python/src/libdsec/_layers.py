@@ -132,11 +132,12 @@ class LayerCalls:
         kind: str = "",
         at: str = "",
         strict: bool = False,
+        verify: bool = False,
         progress: Callable[[int, int], None] | None = None,
     ) -> ImportedLayer:
         """Have the server import an image from an OCI registry, and name it.
 
-        An image that the project has already is not fetched again.
+        An image that the project has already is not fetched again, unless its layer is damaged.
 
         Args:
             ref: `[host[:port]/]repository[:tag][@digest]`.
@@ -148,6 +149,8 @@ class LayerCalls:
             kind: As of `import_layer`.
             at: As of `import_layer`.
             strict: As of `import_layer`.
+            verify: Read all that the store has of an image that the project has already,
+                and import it again where anything differs; else data are not read.
             progress: Is called now and then with how many of the image's bytes came, of
                 how many.
         """
@@ -158,6 +161,7 @@ class LayerCalls:
             kind=c.text(kind, "kind"),
             at=c.text(at, "at"),
             strict=strict,
+            verify=verify,
         )
         if username or password:
             request.credentials.username = c.text(username, "username")
