@@ -155,7 +155,11 @@ func (t *writer) regular(path, rel string) error {
 	if err != nil {
 		return err
 	}
-	if n != fi.Size() {
+	after, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	if n != fi.Size() || after.Size() != fi.Size() {
 		return &fs.PathError{Op: "tar", Path: path, Err: errors.New("changed while it was read")}
 	}
 	return nil

@@ -12,7 +12,7 @@ from libdsec import _checkout, _tar
 from libdsec import _convert as c
 from libdsec import _methods as m
 from libdsec._bridge import produce
-from libdsec._errors import UnavailableError
+from libdsec._errors import ConflictError, UnavailableError
 from libdsec._proto.dsec.v1 import layer_pb2
 from libdsec._rpc import Rpc
 from libdsec._source import Source, chunks
@@ -196,18 +196,27 @@ class LayerCalls:
         finally:
             stream.close()
 
-    async def export_layers(self, layers: Sequence[str], path: os.PathLike[str] | str) -> str:
+    async def export_layers(
+        self, layers: Sequence[str], path: os.PathLike[str] | str, *, replace: bool = False
+    ) -> str:
         """Write layers as an image, the tar of an OCI layout, and return its manifest's digest.
 
         The same layers give the same bytes.
 
         Args:
             layers: `name:tag` or digest, lowest first.
-            path: The file to write; one that is there is replaced once all has come.
+            path: The file to write; it is there once all has come.
+            replace: Replace one that is there.
+
+        Raises:
+            ConflictError: There is a file of that name, and `replace` is not set.
         """
         request = layer_pb2.ExportLayerRequest(layers=c.names(layers, "layers"))
+        out = os.fspath(path)
+        if not replace and await asyncio.to_thread(os.path.lexists, out):
+            raise ConflictError(f"{out} is there already; replace=True replaces it", field="path")
+        part = f"{out}.{uuid.uuid4().hex}.part"
         stream = await self._rpc.server_stream(m.EXPORT_LAYER, request)
-        part = f"{os.fspath(path)}.{uuid.uuid4().hex}.part"
         try:
             digest, size = "", 0
             with await asyncio.to_thread(open, part, "xb") as f:
@@ -217,11 +226,15 @@ class LayerCalls:
                     size -= await asyncio.to_thread(f.write, message.data)
             if not digest or size != 0:
                 raise UnavailableError("the server's answer broke off")
-            await asyncio.to_thread(os.replace, part, path)
+            await asyncio.to_thread(os.replace, part, out)
             return digest
+        except OSError as e:
+            if e.errno is not None:
+                e.filename, e.filename2 = out, None  # and not the file that was to become it
+            raise
         finally:
             stream.close()
-            with suppress(FileNotFoundError):
+            with suppress(OSError):
                 os.unlink(part)
 
     async def list_layers(self) -> list[Layer]:

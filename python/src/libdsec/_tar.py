@@ -159,7 +159,15 @@ def _pack_file(
         info = _info(path, name, status, as_root, first)
         if info.isreg():
             _put_attributes(info, path, name, left)
-            tar.addfile(info, f)
+            broken: OSError | None = None
+            try:
+                tar.addfile(info, f)
+            except OSError as e:  # also where the file has become too short
+                broken = e
+            if os.fstat(f.fileno()).st_size != info.size:  # of one that grew no more was read
+                raise OSError(errno.ESTALE, "changed while it was read", path) from broken
+            if broken is not None:
+                raise broken
         else:
             tar.addfile(info)
 
