@@ -1,6 +1,8 @@
 package main
 
 import (
+	"archive/tar"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -90,7 +92,7 @@ func TestAPipeThatNobodyWritesTo(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() {
-		_, _, err := openArchive(ctx, &env{}, path)
+		_, _, err := openArchive(ctx, &env{}, path, "")
 		ended <- err
 	}()
 	cancel()
@@ -184,6 +186,27 @@ func TestErrorsNameWhatWasGiven(t *testing.T) {
 	for _, err := range []error{dsec.Invalid("kind", "x"), errors.New("x"), nil} {
 		if got := asGiven(err, "name", "NAME"); fmt.Sprint(got) != fmt.Sprint(err) {
 			t.Errorf("%v became %v", err, got)
+		}
+	}
+}
+
+// TestErrorsOfWhatIsUnpacked: they name the file of this machine, by its path from here.
+func TestErrorsOfWhatIsUnpacked(t *testing.T) {
+	t.Chdir(t.TempDir())
+	if err := os.MkdirAll("dst/sub/taken/x", 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for want, h := range map[string]tar.Header{
+		"DST: dst/sub/taken: file exists (conflict)":                          {Name: "sub/taken", Typeflag: tar.TypeReg, Mode: 0o600},
+		"DST: dst/link: no such file or directory (not_found)":                {Name: "./link", Typeflag: tar.TypeLink, Linkname: "none"},
+		`the sandbox sent a name that leaves the directory: "../x" (invalid)`: {Name: "../x", Typeflag: tar.TypeReg},
+	} {
+		var b bytes.Buffer
+		if err := tar.NewWriter(&b).WriteHeader(&h); err != nil {
+			t.Fatal(err)
+		}
+		if err := unpack(&b, "dst"); err == nil || line(err) != want {
+			t.Errorf("%v, want %s", err, want)
 		}
 	}
 }

@@ -128,21 +128,14 @@ func exportLayout(ctx context.Context, c *client.Client, layers []string, part s
 // ofPart has an error of this machine name what was asked for, and not the file that
 // is to become that.
 func ofPart(err error, part, out string) error {
-	if _, ok := errors.AsType[*dsec.Error](err); ok {
-		return err
-	}
-	var file string
-	if e, ok := errors.AsType[*fs.PathError](err); ok {
-		file, err = e.Path, e.Err
-	} else if e, ok := errors.AsType[*os.LinkError](err); ok {
-		file, err = e.New, e.Err
-	} else {
+	file, cause := inSystem(err)
+	if cause == nil {
 		return err
 	}
 	if rest, ok := strings.CutPrefix(file, part); ok {
 		file = out + rest
 	}
-	return ofSystem("FILE", &fs.PathError{Path: file, Err: err})
+	return ofSystem("FILE", &fs.PathError{Path: file, Err: cause})
 }
 
 // layoutName are the files of an OCI layout; what else a server sends is not

@@ -100,7 +100,7 @@ func (o *layerImport) run(ctx context.Context, e *env, c *client.Client, args []
 	case o.git != "":
 		return o.fromGit(ctx, e, c, args[0], m)
 	}
-	archive, left, err := openArchive(ctx, e, args[1])
+	archive, left, err := openArchive(ctx, e, args[1], o.At)
 	if err != nil {
 		return client.Layer{}, nil, err
 	}

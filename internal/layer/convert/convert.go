@@ -180,7 +180,7 @@ func Chain(archive io.Reader, images []File, scratch File, opt Options) (Result,
 			return Result{}, err
 		}
 	}
-	res.Findings = c.findings.list()
+	res.Findings = c.findings.list(c.at)
 	return res, nil
 }
 

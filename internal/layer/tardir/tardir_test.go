@@ -87,13 +87,13 @@ func TestWrite(t *testing.T) {
 	if hasXattr && headers["a"].PAXRecords["SCHILY.xattr.user.k"] != "v\x00w" {
 		t.Errorf("attributes %q", headers["a"].PAXRecords)
 	}
-	want = []string{`sockets left out: 1, the first at "socket"`}
+	want = []string{`sockets left out: 1, the first at "/socket"`}
 	if hasXattr && unix.Setxattr(in("a"), "user.k=l", []byte("x"), 0) == nil {
 		left, err = Write(io.Discard, dir)
 		must(err)
-		want = append(want, `attributes left out (a tar has none with = in its name): 1, the first at "a"`)
+		want = append(want, `attributes left out (a tar has none with = in its name): 1, the first at "/a"`)
 	}
-	if diff := cmp.Diff(want, left.Findings()); diff != "" {
+	if diff := cmp.Diff(want, left.Findings("")); diff != "" {
 		t.Errorf("left out (-want +got):\n%s", diff)
 	}
 	if headers["exe"].Mode != 0o4755 {

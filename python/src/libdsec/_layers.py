@@ -58,7 +58,7 @@ class LayerCalls:
             strict=strict,
         )
         left_out: list[str] = []
-        return await self._import(target, _archive(archive, left_out), "archive", left_out)
+        return await self._import(target, _archive(archive, left_out, at), "archive", left_out)
 
     async def import_git(
         self,
@@ -107,7 +107,7 @@ class LayerCalls:
                 origin=layer_pb2.LayerOrigin(type="git", location=tree.source, revision=tree.commit),
             )
             left_out: list[str] = []
-            data = _tree(tree.dir, left_out, as_root=True)
+            data = _tree(tree.dir, left_out, at, as_root=True)
             return await self._import(target, data, "repository", left_out)
 
     async def _import(
@@ -267,12 +267,14 @@ class LayerCalls:
         await self._rpc.unary(m.REMOVE_LAYER, layer_pb2.RemoveLayerRequest(name=c.text(name, "name")))
 
 
-async def _archive(archive: os.PathLike[str] | Source, left_out: list[str]) -> AsyncGenerator[bytes, None]:
+async def _archive(
+    archive: os.PathLike[str] | Source, left_out: list[str], at: str
+) -> AsyncGenerator[bytes, None]:
     if not isinstance(archive, (str, os.PathLike)):
         async for piece in chunks(archive, "archive"):
             yield piece
     elif _tar.is_dir(archive):
-        async with aclosing(_tree(archive, left_out)) as tar:
+        async with aclosing(_tree(archive, left_out, at)) as tar:
             async for piece in tar:
                 yield piece
     else:
@@ -282,10 +284,10 @@ async def _archive(archive: os.PathLike[str] | Source, left_out: list[str]) -> A
 
 
 async def _tree(
-    root: c.StrPath, left_out: list[str], *, as_root: bool = False
+    root: c.StrPath, left_out: list[str], at: str, *, as_root: bool = False
 ) -> AsyncGenerator[bytes, None]:
     def pack(put: Callable[[bytes], None]) -> None:
-        left_out.extend(_tar.pack(root, put, top=True, as_root=as_root))
+        left_out.extend(_tar.pack(root, put, top=True, as_root=as_root, at=at))
 
     async with aclosing(produce(pack)) as tar:
         async for piece in tar:
