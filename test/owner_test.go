@@ -39,13 +39,20 @@ func TestStoreOfLayersHasOneOwner(t *testing.T) {
 	check(t, err)
 	owner := strings.TrimSpace(string(mark))
 
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, dsecBinary, append([]string{"up"}, args("b")...)...)
-	cmd.Env = append(environ(), env...)
-	out, err := cmd.CombinedOutput()
-	if err == nil || ctx.Err() != nil || !bytes.Contains(out, []byte("layers.store")) || !bytes.Contains(out, []byte(owner)) {
-		t.Fatalf("a second server: %v\n%s", err, out)
+	refused := func(name, owner string) {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		cmd := exec.CommandContext(ctx, dsecBinary, append([]string{"up"}, args(name)...)...)
+		cmd.Env = append(environ(), env...)
+		out, err := cmd.CombinedOutput()
+		if err == nil || ctx.Err() != nil || !bytes.Contains(out, []byte("layers.store")) || !bytes.Contains(out, []byte(owner)) {
+			t.Fatalf("server %s: %v\n%s", name, err, out)
+		}
+	}
+	refused("b", owner)
+	if made, err := os.ReadDir(dir); err != nil || len(made) != 1 {
+		t.Errorf("a server that did not start made %v, %v", made, err)
 	}
 	a.stop()
 	a = begin("a") // its own it is
@@ -74,6 +81,8 @@ func TestStoreOfLayersHasOneOwner(t *testing.T) {
 	if removed, _, err := b.client(t).CollectLayers(t.Context(), 0, false); err != nil || len(removed) != 1 {
 		t.Errorf("the new owner removes %v, %v", removed, err)
 	}
+	a.stop()
+	refused("a", owner) // it tells of both
 }
 
 // An import that failed is answered while its client says nothing more, by both ways

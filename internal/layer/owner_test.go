@@ -29,11 +29,15 @@ func TestOwner(t *testing.T) {
 		for _, err := range []error{a.Claim(ctx, ""), a.CheckOwner(ctx, "")} {
 			wantCode(t, err, dsec.CodeInvalid)
 		}
+		if err := CheckUnowned(ctx, a.blobs); err != nil {
+			t.Errorf("a store without a mark: %v", err)
+		}
 		for range 2 {
 			if err := errors.Join(a.Claim(ctx, "unit-a"), b.Claim(ctx, "unit-a"), a.CheckOwner(ctx, "unit-a"), b.CheckOwner(ctx, "unit-a")); err != nil {
 				t.Fatal(err)
 			}
 		}
+		wantOwned(t, "a new one", CheckUnowned(ctx, b.blobs), "unit-a", "this one is new")
 		for _, other := range []string{"unit-b", "of another length"} {
 			wantOwned(t, "claim", b.Claim(ctx, other), "unit-a", other)
 			wantOwned(t, "check", b.CheckOwner(ctx, other), "unit-a", other)
@@ -67,7 +71,7 @@ func TestOwnerRace(t *testing.T) {
 			}
 			close(start)
 			all.Wait()
-			owner, err := nodes[0].owner(t.Context())
+			owner, err := ownerOf(t.Context(), nodes[0].blobs)
 			if err != nil {
 				t.Fatal(err)
 			}
