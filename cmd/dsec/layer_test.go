@@ -51,6 +51,7 @@ func TestFlagsThatMeanNothingAreRefused(t *testing.T) {
 		{"--no-git", []string{"layer", "import", "--no-git", "x", "-"}},
 		{"--platform", []string{"layer", "import", "x", dir, "--platform", "linux/amd64"}},
 		{"--credentials", []string{"layer", "import", "x", "--git", dir, "--credentials", "none"}},
+		{"--verify", []string{"layer", "import", "x", dir, "--verify"}},
 		{"--select", []string{"layer", "import", "x", "--image", "y", "--select", "v1"}},
 		{"--select", []string{"layer", "import", "x", "--git", dir, "--select", "v1"}},
 		{"--at", []string{"layer", "import", "x", dir, "--at", "/opt"}},

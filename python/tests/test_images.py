@@ -54,6 +54,10 @@ async def test_import_and_export(client: DSecClient, images: Images, tmp_path: P
     assert imported.layer.name == "image:latest"
     assert told
     assert all(n <= size for n, size in told)
+    images.asked.clear()
+    again = await client.import_image(f"{ref}:v1", name="again", verify=True)
+    assert again.layer.digest == imported.layer.digest
+    assert not [path for path in images.asked if "/blobs/" in path]
     image = tmp_path / "image.tar"
     exported = await client.export_layers(["image"], image)
     with pytest.raises(libdsec.ConflictError) as there:
