@@ -65,7 +65,7 @@ def test_readme(server: Server, args: DSecContainerRunArgs, readme: Path) -> Non
 
 def test_readme_of_layers(server: Server, args: DSecContainerRunArgs, images: Images, tmp_path: Path) -> None:
     program = re.findall(r"```python\n(.*?)```", (EXAMPLES.parent / "README.md").read_text(), re.DOTALL)[1]
-    images.push("python", "3.12", rootfs(), [])
+    images.push("python", "3.12", rootfs(), ["FROM=readme"])
     repository = tmp_path / "repository"
     repository.mkdir()
     (repository / "solve.py").write_text("print(1)\n")
