@@ -138,10 +138,11 @@ func (s *Server) pull(ctx context.Context, req *dsecv1.PullLayerRequest, detache
 	from := res.Msg.GetOrigin()
 	project := principal(ctx).Project
 	if !req.Strict {
+		seen := s.layers.tags.Revision() // what was removed since may still be found
 		if t, ok := s.layers.ofImage(project, from.GetRevision(), req); ok {
 			t.Origin = &origin{Type: originRegistry, Location: from.GetLocation(), Revision: from.GetRevision(), At: req.At}
 			t.At = req.At
-			return t, began, nil
+			return t, seen, nil
 		}
 	}
 	pinned := proto.CloneOf(req)
