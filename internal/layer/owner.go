@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/layer/blob"
 )
 
 // ownerKey is the blob that says which control plane the store belongs to: the ID of
@@ -75,6 +76,9 @@ func ownerError(format string, args ...any) error {
 func (s *Store) owner(ctx context.Context) (string, error) {
 	b := make([]byte, ownerBytes)
 	n, err := s.blobs.ReadAt(ctx, ownerKey, b, 0)
+	if errors.Is(err, blob.ErrDirectory) { // which no mark can be written in the place of
+		return "", ownerError("the layer store's mark of the control plane that it belongs to, %q, is a directory, want a file: remove it", ownerKey)
+	}
 	if err != nil && !errors.Is(err, io.EOF) {
 		return "", err
 	}
