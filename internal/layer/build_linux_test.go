@@ -3,7 +3,6 @@ package layer
 import (
 	"archive/tar"
 	"bytes"
-	"compress/gzip"
 	"context"
 	"encoding/json"
 	"errors"
@@ -333,7 +332,7 @@ func TestBombsLeaveNothing(t *testing.T) {
 	_, _ = rand.NewChaCha8([32]byte{}).Read(noise)
 	half := archiveOf(t, "noise", string(noise))
 	for name, a := range map[string][]byte{
-		"gzip of zeros": gzipOf(t, zeros("a", 50<<20)), "in the scratch": gzipOf(t, zeros("blobs/a", 50<<20)),
+		"gzip of zeros": testutil.Gzip(t, zeros("a", 50<<20)), "in the scratch": testutil.Gzip(t, zeros("blobs/a", 50<<20)),
 		"cut": half[:30<<20], "more than the disk has": append(half[:len(half)-1024], half...),
 		"xz": []byte("\xfd7zXZ\x00" + strings.Repeat("x", 1000)), "text": []byte(strings.Repeat("text ", 1000)),
 	} {
@@ -347,19 +346,6 @@ func TestBombsLeaveNothing(t *testing.T) {
 		}
 	}
 	_ = s.Close() // before the unmount
-}
-
-func gzipOf(t testing.TB, b []byte) []byte {
-	t.Helper()
-	var out bytes.Buffer
-	w := gzip.NewWriter(&out)
-	if _, err := w.Write(b); err != nil {
-		t.Fatal(err)
-	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
-	return out.Bytes()
 }
 
 // When the store's process is killed, its helper dies with it, and what it had
