@@ -51,6 +51,24 @@ var badHelpers = map[string]func(){
 			}
 		}
 	},
+	"bad-fills": func() { // no file too much by itself
+		for fd := fdScratch; fd < fdImages+maxCollapsed; fd++ {
+			if fd != fdReport {
+				_, _ = os.NewFile(uintptr(fd), "file").Write(bytes.Repeat([]byte("x"), 1<<20))
+			}
+		}
+		say(report{Result: &convert.Result{Source: SourceRootFS}})
+	},
+	"bad-fills-on": func() {
+		for f := os.NewFile(fdImages, "image"); ; {
+			if _, err := f.Write(bytes.Repeat([]byte("x"), 1<<20)); err != nil {
+				return
+			}
+			if at, err := f.Seek(0, io.SeekCurrent); err != nil || at > 512<<20 { // slower than any disk
+				return
+			}
+		}
+	},
 	"probe":         func() { probe(true) },
 	"probe-control": func() { probe(false) },
 	"builder": func() {
@@ -96,6 +114,16 @@ func TestBadHelpers(t *testing.T) {
 			s := badStore(t, verb, Options{})
 			_, _, err := s.Build(t.Context(), BuildOptions{}, bytes.NewReader(archive(t, "x")))
 			wantCode(t, err, code)
+			wantFiles(t, s)
+		})
+	}
+	for _, verb := range []string{"bad-fills", "bad-fills-on"} {
+		t.Run(verb, func(t *testing.T) {
+			s := badStore(t, verb, Options{CollapseBytes: 1 << 20, Limits: Limits{ArchiveBytes: 2 << 20, ContentBytes: 2 << 20}})
+			_, _, err := s.Build(t.Context(), BuildOptions{}, bytes.NewReader(archive(t, "x")))
+			if wantCode(t, err, dsec.CodeInvalid); !strings.Contains(fmt.Sprint(err), "of disk") {
+				t.Errorf("%v", err)
+			}
 			wantFiles(t, s)
 		})
 	}
