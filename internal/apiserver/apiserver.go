@@ -129,5 +129,5 @@ func (s *Server) Handler() http.Handler {
 	mux.Handle(dsecv1connect.NewFileServiceHandler(fileService{s}, opts...))
 	mux.Handle(dsecv1connect.NewLayerServiceHandler(layerService{s}, opts...))
 	mux.Handle(dsecv1connect.NewAdminServiceHandler(adminService{s}, opts...))
-	return typedErrors(daemon.HoldAnswers(bodyDeadlines(mux)))
+	return bodyDeadlines(typedErrors(daemon.HoldAnswers(mux)))
 }
