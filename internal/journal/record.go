@@ -166,4 +166,3 @@ func tornTail(bad []byte, last bool) bool {
 	size := binary.LittleEndian.Uint32(bad)
 	return size <= maxBody && int(size) > len(bad)-headerLen && bad[8] == version
 }
-
