@@ -112,7 +112,7 @@ func ofStore(err error, dir string) error {
 	named := *typed(err)
 	switch errno, ok := errors.AsType[syscall.Errno](err); {
 	case named.Field != "":
-		named.Field = "layers." + named.Field
+		return ofLayers(&named)
 	case ok && dir != "":
 		named = *ofDir("layers.store", dir, errno)
 	default:

@@ -138,15 +138,18 @@ func (s *Server) pull(ctx context.Context, req *dsecv1.PullLayerRequest, detache
 	}
 	from := res.Msg.GetOrigin()
 	project := principal(ctx).Project
-	if t, ok := s.layers.ofImage(project, from.GetRevision(), req); ok && !req.Strict {
-		whole, err := s.isWhole(ctx, edge, t, req.Verify)
-		if err != nil {
-			return tag{}, 0, err
+	if !req.Strict {
+		seen := s.layers.tags.Revision() // what was removed since may still be found
+		t, ok := s.layers.ofImage(project, from.GetRevision(), req)
+		if ok {
+			if ok, err = s.isWhole(ctx, edge, t, req.Verify); err != nil {
+				return tag{}, 0, err
+			}
 		}
-		if whole {
+		if ok {
 			t.Origin = &origin{Type: originRegistry, Location: from.GetLocation(), Revision: from.GetRevision(), At: req.At}
 			t.At = req.At
-			return t, began, nil
+			return t, seen, nil
 		}
 	}
 	pinned := proto.CloneOf(req)

@@ -66,6 +66,7 @@ type stubEdge struct {
 	owner    string      // unit that its store belongs to; empty: to who claims it
 	claimed  string      // unit that did last
 	badBuild error       // what an import answers to its first message
+	badDrop  error       // what DropLayer answers
 	images   *stubImages // nil: it knows no registry
 	checked  *dsecv1.CheckLayersRequest
 	damage   string // what CheckLayers answers
@@ -302,6 +303,9 @@ func (e *stubEdge) SweepLayers(_ context.Context, req *connect.Request[dsecv1.Sw
 func (e *stubEdge) DropLayer(_ context.Context, req *connect.Request[dsecv1.DropLayerRequest]) (*connect.Response[dsecv1.DropLayerResponse], error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	if e.badDrop != nil {
+		return nil, apierr.Encode(e.badDrop)
+	}
 	if req.Msg.Digest == e.inUse {
 		return nil, apierr.Encode(dsec.Errorf(dsec.CodeConflict, "layer %s is used", e.inUse))
 	}

@@ -89,7 +89,7 @@ func (s *Store) turn(ctx context.Context, project string) (_ context.Context, do
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, s.opt.Timeout,
 		dsec.Errorf(dsec.CodeUnavailable, "the import took more than %s", s.opt.Timeout))
-	return ctx, func() { cancel(); s.builds.give() }, nil
+	return ctx, func() { cancel(); s.builds.give(project) }, nil
 }
 
 // publishAll makes layers of the images that the helper wrote, lowest first: all but

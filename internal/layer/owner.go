@@ -89,6 +89,9 @@ func ownerError(format string, args ...any) error {
 func ownerOf(ctx context.Context, blobs blob.Store) (string, error) {
 	b := make([]byte, ownerBytes)
 	n, err := blobs.ReadAt(ctx, ownerKey, b, 0)
+	if errors.Is(err, blob.ErrDirectory) { // which no mark can be written in the place of
+		return "", ownerError("the layer store's mark of the control plane that it belongs to, %q, is a directory, want a file: remove it", ownerKey)
+	}
 	if err != nil && !errors.Is(err, io.EOF) {
 		return "", err
 	}

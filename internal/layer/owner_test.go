@@ -3,11 +3,14 @@ package layer
 import (
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/layer/blob/dirblob"
 )
 
 // wantOwned fails the test unless err refuses unit for the store's owner.
@@ -52,6 +55,22 @@ func TestOwner(t *testing.T) {
 		wantOwned(t, "check", a.CheckOwner(ctx, "unit-a"), "unit-b", "unit-a")
 		wantOwned(t, "claim", a.Claim(ctx, "unit-a"), "unit-b", "unit-a")
 	})
+}
+
+// A directory in the place of the mark is none, and no store without one either.
+func TestOwnerIsADirectory(t *testing.T) {
+	dir := t.TempDir()
+	blobs, err := dirblob.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer blobs.Close()
+	s := openStore(t, Options{Blobs: blobs})
+	if err := os.MkdirAll(filepath.Join(dir, ownerKey, "x"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	wantOwned(t, "claim", s.Claim(t.Context(), "unit-a"), "directory", ownerKey)
+	wantOwned(t, "check", s.CheckOwner(t.Context(), "unit-a"), "directory", ownerKey)
 }
 
 // Of control planes that claim a store at once it belongs to one.
