@@ -12,6 +12,7 @@ import (
 	"log/slog"
 	"net/http"
 	"sync"
+	"time"
 
 	"connectrpc.com/connect"
 	"github.com/prometheus/client_golang/prometheus"
@@ -54,6 +55,9 @@ type Server struct {
 	autoImport bool
 	unit       string // ID of this control plane, which the store of layers belongs to
 
+	removals  sync.Map      // of which it is not known what came of them, by the layer's digest
+	dropPause time.Duration // between attempts of one
+
 	stopping context.Context // ended by Stopping; acts for no project
 	stop     context.CancelFunc
 	work     sync.WaitGroup // what runs until stopping ends
@@ -91,6 +95,7 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 
 		autoImport: cfg.AutoImport,
 		unit:       unit,
+		dropPause:  dropPause,
 	}
 	if err := s.claimAtStart(); err != nil {
 		s.Close()
@@ -135,5 +140,5 @@ func (s *Server) Handler() http.Handler {
 	mux.Handle(dsecv1connect.NewJobServiceHandler(jobService{s}, opts...))
 	mux.Handle(dsecv1connect.NewLayerServiceHandler(layerService{s}, opts...))
 	mux.Handle(dsecv1connect.NewAdminServiceHandler(adminService{s}, opts...))
-	return typedErrors(daemon.HoldAnswers(bodyDeadlines(mux)))
+	return bodyDeadlines(typedErrors(daemon.HoldAnswers(mux)))
 }

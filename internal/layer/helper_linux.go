@@ -119,7 +119,7 @@ func confineHelper(l Limits, end int) (findings []string, err error) {
 	// finds little.
 	debug.SetGCPercent(400)
 	debug.SetMemoryLimit(l.MemoryBytes * 9 / 10)
-	file := uint64(l.ArchiveBytes + 2*l.ContentBytes)
+	file := uint64(diskBytes(l)) // of each: see watchDisk
 	for _, r := range []struct {
 		what     string
 		resource int

@@ -627,6 +627,105 @@ func (x *ResolveImageResponse) GetOrigin() *LayerOrigin {
 	return nil
 }
 
+type CheckLayersRequest struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Digests []string               `protobuf:"bytes,1,rep,name=digests,proto3" json:"digests,omitempty"`
+	// Read their data, too; else it is looked whether they are there, and what is known
+	// of damage.
+	Data          bool `protobuf:"varint,2,opt,name=data,proto3" json:"data,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CheckLayersRequest) Reset() {
+	*x = CheckLayersRequest{}
+	mi := &file_dsec_v1_edge_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CheckLayersRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CheckLayersRequest) ProtoMessage() {}
+
+func (x *CheckLayersRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_edge_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CheckLayersRequest.ProtoReflect.Descriptor instead.
+func (*CheckLayersRequest) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *CheckLayersRequest) GetDigests() []string {
+	if x != nil {
+		return x.Digests
+	}
+	return nil
+}
+
+func (x *CheckLayersRequest) GetData() bool {
+	if x != nil {
+		return x.Data
+	}
+	return false
+}
+
+type CheckLayersResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What is wrong with the first that is not whole; empty where all are.
+	Damage        string `protobuf:"bytes,1,opt,name=damage,proto3" json:"damage,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CheckLayersResponse) Reset() {
+	*x = CheckLayersResponse{}
+	mi := &file_dsec_v1_edge_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CheckLayersResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CheckLayersResponse) ProtoMessage() {}
+
+func (x *CheckLayersResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_edge_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CheckLayersResponse.ProtoReflect.Descriptor instead.
+func (*CheckLayersResponse) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *CheckLayersResponse) GetDamage() string {
+	if x != nil {
+		return x.Damage
+	}
+	return ""
+}
+
 type ClaimLayersRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// ID of the control plane's unit.
@@ -637,7 +736,7 @@ type ClaimLayersRequest struct {
 
 func (x *ClaimLayersRequest) Reset() {
 	*x = ClaimLayersRequest{}
-	mi := &file_dsec_v1_edge_proto_msgTypes[11]
+	mi := &file_dsec_v1_edge_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -649,7 +748,7 @@ func (x *ClaimLayersRequest) String() string {
 func (*ClaimLayersRequest) ProtoMessage() {}
 
 func (x *ClaimLayersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_edge_proto_msgTypes[11]
+	mi := &file_dsec_v1_edge_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -662,7 +761,7 @@ func (x *ClaimLayersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimLayersRequest.ProtoReflect.Descriptor instead.
 func (*ClaimLayersRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{11}
+	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ClaimLayersRequest) GetUnit() string {
@@ -680,7 +779,7 @@ type ClaimLayersResponse struct {
 
 func (x *ClaimLayersResponse) Reset() {
 	*x = ClaimLayersResponse{}
-	mi := &file_dsec_v1_edge_proto_msgTypes[12]
+	mi := &file_dsec_v1_edge_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -692,7 +791,7 @@ func (x *ClaimLayersResponse) String() string {
 func (*ClaimLayersResponse) ProtoMessage() {}
 
 func (x *ClaimLayersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_edge_proto_msgTypes[12]
+	mi := &file_dsec_v1_edge_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -705,7 +804,7 @@ func (x *ClaimLayersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimLayersResponse.ProtoReflect.Descriptor instead.
 func (*ClaimLayersResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{12}
+	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{14}
 }
 
 type DropLayerRequest struct {
@@ -719,7 +818,7 @@ type DropLayerRequest struct {
 
 func (x *DropLayerRequest) Reset() {
 	*x = DropLayerRequest{}
-	mi := &file_dsec_v1_edge_proto_msgTypes[13]
+	mi := &file_dsec_v1_edge_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -731,7 +830,7 @@ func (x *DropLayerRequest) String() string {
 func (*DropLayerRequest) ProtoMessage() {}
 
 func (x *DropLayerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_edge_proto_msgTypes[13]
+	mi := &file_dsec_v1_edge_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -744,7 +843,7 @@ func (x *DropLayerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropLayerRequest.ProtoReflect.Descriptor instead.
 func (*DropLayerRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{13}
+	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *DropLayerRequest) GetDigest() string {
@@ -769,7 +868,7 @@ type DropLayerResponse struct {
 
 func (x *DropLayerResponse) Reset() {
 	*x = DropLayerResponse{}
-	mi := &file_dsec_v1_edge_proto_msgTypes[14]
+	mi := &file_dsec_v1_edge_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -781,7 +880,7 @@ func (x *DropLayerResponse) String() string {
 func (*DropLayerResponse) ProtoMessage() {}
 
 func (x *DropLayerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_edge_proto_msgTypes[14]
+	mi := &file_dsec_v1_edge_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -794,7 +893,7 @@ func (x *DropLayerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropLayerResponse.ProtoReflect.Descriptor instead.
 func (*DropLayerResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{14}
+	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{16}
 }
 
 type SweepLayersRequest struct {
@@ -808,7 +907,7 @@ type SweepLayersRequest struct {
 
 func (x *SweepLayersRequest) Reset() {
 	*x = SweepLayersRequest{}
-	mi := &file_dsec_v1_edge_proto_msgTypes[15]
+	mi := &file_dsec_v1_edge_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -820,7 +919,7 @@ func (x *SweepLayersRequest) String() string {
 func (*SweepLayersRequest) ProtoMessage() {}
 
 func (x *SweepLayersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_edge_proto_msgTypes[15]
+	mi := &file_dsec_v1_edge_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -833,7 +932,7 @@ func (x *SweepLayersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SweepLayersRequest.ProtoReflect.Descriptor instead.
 func (*SweepLayersRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{15}
+	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *SweepLayersRequest) GetAge() *durationpb.Duration {
@@ -859,7 +958,7 @@ type SweepLayersResponse struct {
 
 func (x *SweepLayersResponse) Reset() {
 	*x = SweepLayersResponse{}
-	mi := &file_dsec_v1_edge_proto_msgTypes[16]
+	mi := &file_dsec_v1_edge_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -871,7 +970,7 @@ func (x *SweepLayersResponse) String() string {
 func (*SweepLayersResponse) ProtoMessage() {}
 
 func (x *SweepLayersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_edge_proto_msgTypes[16]
+	mi := &file_dsec_v1_edge_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -884,7 +983,7 @@ func (x *SweepLayersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SweepLayersResponse.ProtoReflect.Descriptor instead.
 func (*SweepLayersResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{16}
+	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *SweepLayersResponse) GetLayers() []*StoredLayer {
@@ -940,7 +1039,12 @@ const file_dsec_v1_edge_proto_rawDesc = "" +
 	"\x12ApplyToJobResponse\x12&\n" +
 	"\x05items\x18\x01 \x03(\v2\x10.dsec.v1.JobItemR\x05items\"D\n" +
 	"\x14ResolveImageResponse\x12,\n" +
-	"\x06origin\x18\x01 \x01(\v2\x14.dsec.v1.LayerOriginR\x06origin\"(\n" +
+	"\x06origin\x18\x01 \x01(\v2\x14.dsec.v1.LayerOriginR\x06origin\"B\n" +
+	"\x12CheckLayersRequest\x12\x18\n" +
+	"\adigests\x18\x01 \x03(\tR\adigests\x12\x12\n" +
+	"\x04data\x18\x02 \x01(\bR\x04data\"-\n" +
+	"\x13CheckLayersResponse\x12\x16\n" +
+	"\x06damage\x18\x01 \x01(\tR\x06damage\"(\n" +
 	"\x12ClaimLayersRequest\x12\x12\n" +
 	"\x04unit\x18\x01 \x01(\tR\x04unit\"\x15\n" +
 	"\x13ClaimLayersResponse\">\n" +
@@ -952,7 +1056,7 @@ const file_dsec_v1_edge_proto_rawDesc = "" +
 	"\x03age\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x03age\x12\x12\n" +
 	"\x04unit\x18\x02 \x01(\tR\x04unit\"C\n" +
 	"\x13SweepLayersResponse\x12,\n" +
-	"\x06layers\x18\x01 \x03(\v2\x14.dsec.v1.StoredLayerR\x06layers2\x85\v\n" +
+	"\x06layers\x18\x01 \x03(\v2\x14.dsec.v1.StoredLayerR\x06layers2\xd4\v\n" +
 	"\vEdgeService\x128\n" +
 	"\x04Info\x12\x14.dsec.v1.InfoRequest\x1a\x15.dsec.v1.InfoResponse\"\x03\x90\x02\x02\x12T\n" +
 	"\x0fCreateSandboxes\x12\x1f.dsec.v1.CreateSandboxesRequest\x1a .dsec.v1.CreateSandboxesResponse\x12M\n" +
@@ -970,7 +1074,8 @@ const file_dsec_v1_edge_proto_rawDesc = "" +
 	"\n" +
 	"BuildLayer\x12\x1b.dsec.v1.ImportLayerRequest\x1a\x1c.dsec.v1.ImportLayerResponse\"\x03\x90\x02\x02(\x01\x12M\n" +
 	"\fResolveImage\x12\x19.dsec.v1.PullLayerRequest\x1a\x1d.dsec.v1.ResolveImageResponse\"\x03\x90\x02\x02\x12I\n" +
-	"\tPullLayer\x12\x19.dsec.v1.PullLayerRequest\x1a\x1a.dsec.v1.PullLayerResponse\"\x03\x90\x02\x020\x01\x12O\n" +
+	"\tPullLayer\x12\x19.dsec.v1.PullLayerRequest\x1a\x1a.dsec.v1.PullLayerResponse\"\x03\x90\x02\x020\x01\x12M\n" +
+	"\vCheckLayers\x12\x1b.dsec.v1.CheckLayersRequest\x1a\x1c.dsec.v1.CheckLayersResponse\"\x03\x90\x02\x02\x12O\n" +
 	"\vExportLayer\x12\x1b.dsec.v1.ExportLayerRequest\x1a\x1c.dsec.v1.ExportLayerResponse\"\x03\x90\x02\x020\x01\x12U\n" +
 	"\rPrefetchLayer\x12\x1d.dsec.v1.PrefetchLayerRequest\x1a\x1e.dsec.v1.PrefetchLayerResponse\"\x03\x90\x02\x020\x01\x12M\n" +
 	"\vClaimLayers\x12\x1b.dsec.v1.ClaimLayersRequest\x1a\x1c.dsec.v1.ClaimLayersResponse\"\x03\x90\x02\x02\x12G\n" +
@@ -989,7 +1094,7 @@ func file_dsec_v1_edge_proto_rawDescGZIP() []byte {
 	return file_dsec_v1_edge_proto_rawDescData
 }
 
-var file_dsec_v1_edge_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
+var file_dsec_v1_edge_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
 var file_dsec_v1_edge_proto_goTypes = []any{
 	(*InfoRequest)(nil),             // 0: dsec.v1.InfoRequest
 	(*InfoResponse)(nil),            // 1: dsec.v1.InfoResponse
@@ -1002,95 +1107,99 @@ var file_dsec_v1_edge_proto_goTypes = []any{
 	(*ApplyToJobRequest)(nil),       // 8: dsec.v1.ApplyToJobRequest
 	(*ApplyToJobResponse)(nil),      // 9: dsec.v1.ApplyToJobResponse
 	(*ResolveImageResponse)(nil),    // 10: dsec.v1.ResolveImageResponse
-	(*ClaimLayersRequest)(nil),      // 11: dsec.v1.ClaimLayersRequest
-	(*ClaimLayersResponse)(nil),     // 12: dsec.v1.ClaimLayersResponse
-	(*DropLayerRequest)(nil),        // 13: dsec.v1.DropLayerRequest
-	(*DropLayerResponse)(nil),       // 14: dsec.v1.DropLayerResponse
-	(*SweepLayersRequest)(nil),      // 15: dsec.v1.SweepLayersRequest
-	(*SweepLayersResponse)(nil),     // 16: dsec.v1.SweepLayersResponse
-	(*Limits)(nil),                  // 17: dsec.v1.Limits
-	(*CreateRequest)(nil),           // 18: dsec.v1.CreateRequest
-	(*BatchCreateItem)(nil),         // 19: dsec.v1.BatchCreateItem
-	(*PauseOptions)(nil),            // 20: dsec.v1.PauseOptions
-	(*JobItem)(nil),                 // 21: dsec.v1.JobItem
-	(*LayerOrigin)(nil),             // 22: dsec.v1.LayerOrigin
-	(*durationpb.Duration)(nil),     // 23: google.protobuf.Duration
-	(*StoredLayer)(nil),             // 24: dsec.v1.StoredLayer
-	(*GetRequest)(nil),              // 25: dsec.v1.GetRequest
-	(*ListRequest)(nil),             // 26: dsec.v1.ListRequest
-	(*KillRequest)(nil),             // 27: dsec.v1.KillRequest
-	(*ExtendRequest)(nil),           // 28: dsec.v1.ExtendRequest
-	(*UsageRequest)(nil),            // 29: dsec.v1.UsageRequest
-	(*PauseRequest)(nil),            // 30: dsec.v1.PauseRequest
-	(*ResumeRequest)(nil),           // 31: dsec.v1.ResumeRequest
-	(*ImportLayerRequest)(nil),      // 32: dsec.v1.ImportLayerRequest
-	(*PullLayerRequest)(nil),        // 33: dsec.v1.PullLayerRequest
-	(*ExportLayerRequest)(nil),      // 34: dsec.v1.ExportLayerRequest
-	(*PrefetchLayerRequest)(nil),    // 35: dsec.v1.PrefetchLayerRequest
-	(*GetResponse)(nil),             // 36: dsec.v1.GetResponse
-	(*ListResponse)(nil),            // 37: dsec.v1.ListResponse
-	(*KillResponse)(nil),            // 38: dsec.v1.KillResponse
-	(*ExtendResponse)(nil),          // 39: dsec.v1.ExtendResponse
-	(*UsageResponse)(nil),           // 40: dsec.v1.UsageResponse
-	(*PauseResponse)(nil),           // 41: dsec.v1.PauseResponse
-	(*ResumeResponse)(nil),          // 42: dsec.v1.ResumeResponse
-	(*ImportLayerResponse)(nil),     // 43: dsec.v1.ImportLayerResponse
-	(*PullLayerResponse)(nil),       // 44: dsec.v1.PullLayerResponse
-	(*ExportLayerResponse)(nil),     // 45: dsec.v1.ExportLayerResponse
-	(*PrefetchLayerResponse)(nil),   // 46: dsec.v1.PrefetchLayerResponse
+	(*CheckLayersRequest)(nil),      // 11: dsec.v1.CheckLayersRequest
+	(*CheckLayersResponse)(nil),     // 12: dsec.v1.CheckLayersResponse
+	(*ClaimLayersRequest)(nil),      // 13: dsec.v1.ClaimLayersRequest
+	(*ClaimLayersResponse)(nil),     // 14: dsec.v1.ClaimLayersResponse
+	(*DropLayerRequest)(nil),        // 15: dsec.v1.DropLayerRequest
+	(*DropLayerResponse)(nil),       // 16: dsec.v1.DropLayerResponse
+	(*SweepLayersRequest)(nil),      // 17: dsec.v1.SweepLayersRequest
+	(*SweepLayersResponse)(nil),     // 18: dsec.v1.SweepLayersResponse
+	(*Limits)(nil),                  // 19: dsec.v1.Limits
+	(*CreateRequest)(nil),           // 20: dsec.v1.CreateRequest
+	(*BatchCreateItem)(nil),         // 21: dsec.v1.BatchCreateItem
+	(*PauseOptions)(nil),            // 22: dsec.v1.PauseOptions
+	(*JobItem)(nil),                 // 23: dsec.v1.JobItem
+	(*LayerOrigin)(nil),             // 24: dsec.v1.LayerOrigin
+	(*durationpb.Duration)(nil),     // 25: google.protobuf.Duration
+	(*StoredLayer)(nil),             // 26: dsec.v1.StoredLayer
+	(*GetRequest)(nil),              // 27: dsec.v1.GetRequest
+	(*ListRequest)(nil),             // 28: dsec.v1.ListRequest
+	(*KillRequest)(nil),             // 29: dsec.v1.KillRequest
+	(*ExtendRequest)(nil),           // 30: dsec.v1.ExtendRequest
+	(*UsageRequest)(nil),            // 31: dsec.v1.UsageRequest
+	(*PauseRequest)(nil),            // 32: dsec.v1.PauseRequest
+	(*ResumeRequest)(nil),           // 33: dsec.v1.ResumeRequest
+	(*ImportLayerRequest)(nil),      // 34: dsec.v1.ImportLayerRequest
+	(*PullLayerRequest)(nil),        // 35: dsec.v1.PullLayerRequest
+	(*ExportLayerRequest)(nil),      // 36: dsec.v1.ExportLayerRequest
+	(*PrefetchLayerRequest)(nil),    // 37: dsec.v1.PrefetchLayerRequest
+	(*GetResponse)(nil),             // 38: dsec.v1.GetResponse
+	(*ListResponse)(nil),            // 39: dsec.v1.ListResponse
+	(*KillResponse)(nil),            // 40: dsec.v1.KillResponse
+	(*ExtendResponse)(nil),          // 41: dsec.v1.ExtendResponse
+	(*UsageResponse)(nil),           // 42: dsec.v1.UsageResponse
+	(*PauseResponse)(nil),           // 43: dsec.v1.PauseResponse
+	(*ResumeResponse)(nil),          // 44: dsec.v1.ResumeResponse
+	(*ImportLayerResponse)(nil),     // 45: dsec.v1.ImportLayerResponse
+	(*PullLayerResponse)(nil),       // 46: dsec.v1.PullLayerResponse
+	(*ExportLayerResponse)(nil),     // 47: dsec.v1.ExportLayerResponse
+	(*PrefetchLayerResponse)(nil),   // 48: dsec.v1.PrefetchLayerResponse
 }
 var file_dsec_v1_edge_proto_depIdxs = []int32{
 	2,  // 0: dsec.v1.InfoResponse.backends:type_name -> dsec.v1.BackendInfo
-	17, // 1: dsec.v1.InfoResponse.default_limits:type_name -> dsec.v1.Limits
-	17, // 2: dsec.v1.InfoResponse.max_limits:type_name -> dsec.v1.Limits
+	19, // 1: dsec.v1.InfoResponse.default_limits:type_name -> dsec.v1.Limits
+	19, // 2: dsec.v1.InfoResponse.max_limits:type_name -> dsec.v1.Limits
 	4,  // 3: dsec.v1.CreateSandboxesRequest.items:type_name -> dsec.v1.CreateSandboxesItem
-	18, // 4: dsec.v1.CreateSandboxesItem.request:type_name -> dsec.v1.CreateRequest
-	19, // 5: dsec.v1.CreateSandboxesResponse.items:type_name -> dsec.v1.BatchCreateItem
-	20, // 6: dsec.v1.ApplyToJobRequest.pause:type_name -> dsec.v1.PauseOptions
-	21, // 7: dsec.v1.ApplyToJobResponse.items:type_name -> dsec.v1.JobItem
-	22, // 8: dsec.v1.ResolveImageResponse.origin:type_name -> dsec.v1.LayerOrigin
-	23, // 9: dsec.v1.SweepLayersRequest.age:type_name -> google.protobuf.Duration
-	24, // 10: dsec.v1.SweepLayersResponse.layers:type_name -> dsec.v1.StoredLayer
+	20, // 4: dsec.v1.CreateSandboxesItem.request:type_name -> dsec.v1.CreateRequest
+	21, // 5: dsec.v1.CreateSandboxesResponse.items:type_name -> dsec.v1.BatchCreateItem
+	22, // 6: dsec.v1.ApplyToJobRequest.pause:type_name -> dsec.v1.PauseOptions
+	23, // 7: dsec.v1.ApplyToJobResponse.items:type_name -> dsec.v1.JobItem
+	24, // 8: dsec.v1.ResolveImageResponse.origin:type_name -> dsec.v1.LayerOrigin
+	25, // 9: dsec.v1.SweepLayersRequest.age:type_name -> google.protobuf.Duration
+	26, // 10: dsec.v1.SweepLayersResponse.layers:type_name -> dsec.v1.StoredLayer
 	0,  // 11: dsec.v1.EdgeService.Info:input_type -> dsec.v1.InfoRequest
 	3,  // 12: dsec.v1.EdgeService.CreateSandboxes:input_type -> dsec.v1.CreateSandboxesRequest
 	6,  // 13: dsec.v1.EdgeService.FindRequest:input_type -> dsec.v1.FindRequestRequest
-	25, // 14: dsec.v1.EdgeService.GetSandbox:input_type -> dsec.v1.GetRequest
-	26, // 15: dsec.v1.EdgeService.ListSandboxes:input_type -> dsec.v1.ListRequest
-	27, // 16: dsec.v1.EdgeService.KillSandbox:input_type -> dsec.v1.KillRequest
-	28, // 17: dsec.v1.EdgeService.ExtendSandbox:input_type -> dsec.v1.ExtendRequest
-	29, // 18: dsec.v1.EdgeService.GetUsage:input_type -> dsec.v1.UsageRequest
-	30, // 19: dsec.v1.EdgeService.PauseSandbox:input_type -> dsec.v1.PauseRequest
-	31, // 20: dsec.v1.EdgeService.ResumeSandbox:input_type -> dsec.v1.ResumeRequest
+	27, // 14: dsec.v1.EdgeService.GetSandbox:input_type -> dsec.v1.GetRequest
+	28, // 15: dsec.v1.EdgeService.ListSandboxes:input_type -> dsec.v1.ListRequest
+	29, // 16: dsec.v1.EdgeService.KillSandbox:input_type -> dsec.v1.KillRequest
+	30, // 17: dsec.v1.EdgeService.ExtendSandbox:input_type -> dsec.v1.ExtendRequest
+	31, // 18: dsec.v1.EdgeService.GetUsage:input_type -> dsec.v1.UsageRequest
+	32, // 19: dsec.v1.EdgeService.PauseSandbox:input_type -> dsec.v1.PauseRequest
+	33, // 20: dsec.v1.EdgeService.ResumeSandbox:input_type -> dsec.v1.ResumeRequest
 	8,  // 21: dsec.v1.EdgeService.ApplyToJob:input_type -> dsec.v1.ApplyToJobRequest
-	32, // 22: dsec.v1.EdgeService.BuildLayer:input_type -> dsec.v1.ImportLayerRequest
-	33, // 23: dsec.v1.EdgeService.ResolveImage:input_type -> dsec.v1.PullLayerRequest
-	33, // 24: dsec.v1.EdgeService.PullLayer:input_type -> dsec.v1.PullLayerRequest
-	34, // 25: dsec.v1.EdgeService.ExportLayer:input_type -> dsec.v1.ExportLayerRequest
-	35, // 26: dsec.v1.EdgeService.PrefetchLayer:input_type -> dsec.v1.PrefetchLayerRequest
-	11, // 27: dsec.v1.EdgeService.ClaimLayers:input_type -> dsec.v1.ClaimLayersRequest
-	13, // 28: dsec.v1.EdgeService.DropLayer:input_type -> dsec.v1.DropLayerRequest
-	15, // 29: dsec.v1.EdgeService.SweepLayers:input_type -> dsec.v1.SweepLayersRequest
-	1,  // 30: dsec.v1.EdgeService.Info:output_type -> dsec.v1.InfoResponse
-	5,  // 31: dsec.v1.EdgeService.CreateSandboxes:output_type -> dsec.v1.CreateSandboxesResponse
-	7,  // 32: dsec.v1.EdgeService.FindRequest:output_type -> dsec.v1.FindRequestResponse
-	36, // 33: dsec.v1.EdgeService.GetSandbox:output_type -> dsec.v1.GetResponse
-	37, // 34: dsec.v1.EdgeService.ListSandboxes:output_type -> dsec.v1.ListResponse
-	38, // 35: dsec.v1.EdgeService.KillSandbox:output_type -> dsec.v1.KillResponse
-	39, // 36: dsec.v1.EdgeService.ExtendSandbox:output_type -> dsec.v1.ExtendResponse
-	40, // 37: dsec.v1.EdgeService.GetUsage:output_type -> dsec.v1.UsageResponse
-	41, // 38: dsec.v1.EdgeService.PauseSandbox:output_type -> dsec.v1.PauseResponse
-	42, // 39: dsec.v1.EdgeService.ResumeSandbox:output_type -> dsec.v1.ResumeResponse
-	9,  // 40: dsec.v1.EdgeService.ApplyToJob:output_type -> dsec.v1.ApplyToJobResponse
-	43, // 41: dsec.v1.EdgeService.BuildLayer:output_type -> dsec.v1.ImportLayerResponse
-	10, // 42: dsec.v1.EdgeService.ResolveImage:output_type -> dsec.v1.ResolveImageResponse
-	44, // 43: dsec.v1.EdgeService.PullLayer:output_type -> dsec.v1.PullLayerResponse
-	45, // 44: dsec.v1.EdgeService.ExportLayer:output_type -> dsec.v1.ExportLayerResponse
-	46, // 45: dsec.v1.EdgeService.PrefetchLayer:output_type -> dsec.v1.PrefetchLayerResponse
-	12, // 46: dsec.v1.EdgeService.ClaimLayers:output_type -> dsec.v1.ClaimLayersResponse
-	14, // 47: dsec.v1.EdgeService.DropLayer:output_type -> dsec.v1.DropLayerResponse
-	16, // 48: dsec.v1.EdgeService.SweepLayers:output_type -> dsec.v1.SweepLayersResponse
-	30, // [30:49] is the sub-list for method output_type
-	11, // [11:30] is the sub-list for method input_type
+	34, // 22: dsec.v1.EdgeService.BuildLayer:input_type -> dsec.v1.ImportLayerRequest
+	35, // 23: dsec.v1.EdgeService.ResolveImage:input_type -> dsec.v1.PullLayerRequest
+	35, // 24: dsec.v1.EdgeService.PullLayer:input_type -> dsec.v1.PullLayerRequest
+	11, // 25: dsec.v1.EdgeService.CheckLayers:input_type -> dsec.v1.CheckLayersRequest
+	36, // 26: dsec.v1.EdgeService.ExportLayer:input_type -> dsec.v1.ExportLayerRequest
+	37, // 27: dsec.v1.EdgeService.PrefetchLayer:input_type -> dsec.v1.PrefetchLayerRequest
+	13, // 28: dsec.v1.EdgeService.ClaimLayers:input_type -> dsec.v1.ClaimLayersRequest
+	15, // 29: dsec.v1.EdgeService.DropLayer:input_type -> dsec.v1.DropLayerRequest
+	17, // 30: dsec.v1.EdgeService.SweepLayers:input_type -> dsec.v1.SweepLayersRequest
+	1,  // 31: dsec.v1.EdgeService.Info:output_type -> dsec.v1.InfoResponse
+	5,  // 32: dsec.v1.EdgeService.CreateSandboxes:output_type -> dsec.v1.CreateSandboxesResponse
+	7,  // 33: dsec.v1.EdgeService.FindRequest:output_type -> dsec.v1.FindRequestResponse
+	38, // 34: dsec.v1.EdgeService.GetSandbox:output_type -> dsec.v1.GetResponse
+	39, // 35: dsec.v1.EdgeService.ListSandboxes:output_type -> dsec.v1.ListResponse
+	40, // 36: dsec.v1.EdgeService.KillSandbox:output_type -> dsec.v1.KillResponse
+	41, // 37: dsec.v1.EdgeService.ExtendSandbox:output_type -> dsec.v1.ExtendResponse
+	42, // 38: dsec.v1.EdgeService.GetUsage:output_type -> dsec.v1.UsageResponse
+	43, // 39: dsec.v1.EdgeService.PauseSandbox:output_type -> dsec.v1.PauseResponse
+	44, // 40: dsec.v1.EdgeService.ResumeSandbox:output_type -> dsec.v1.ResumeResponse
+	9,  // 41: dsec.v1.EdgeService.ApplyToJob:output_type -> dsec.v1.ApplyToJobResponse
+	45, // 42: dsec.v1.EdgeService.BuildLayer:output_type -> dsec.v1.ImportLayerResponse
+	10, // 43: dsec.v1.EdgeService.ResolveImage:output_type -> dsec.v1.ResolveImageResponse
+	46, // 44: dsec.v1.EdgeService.PullLayer:output_type -> dsec.v1.PullLayerResponse
+	12, // 45: dsec.v1.EdgeService.CheckLayers:output_type -> dsec.v1.CheckLayersResponse
+	47, // 46: dsec.v1.EdgeService.ExportLayer:output_type -> dsec.v1.ExportLayerResponse
+	48, // 47: dsec.v1.EdgeService.PrefetchLayer:output_type -> dsec.v1.PrefetchLayerResponse
+	14, // 48: dsec.v1.EdgeService.ClaimLayers:output_type -> dsec.v1.ClaimLayersResponse
+	16, // 49: dsec.v1.EdgeService.DropLayer:output_type -> dsec.v1.DropLayerResponse
+	18, // 50: dsec.v1.EdgeService.SweepLayers:output_type -> dsec.v1.SweepLayersResponse
+	31, // [31:51] is the sub-list for method output_type
+	11, // [11:31] is the sub-list for method input_type
 	11, // [11:11] is the sub-list for extension type_name
 	11, // [11:11] is the sub-list for extension extendee
 	0,  // [0:11] is the sub-list for field type_name
@@ -1111,7 +1220,7 @@ func file_dsec_v1_edge_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dsec_v1_edge_proto_rawDesc), len(file_dsec_v1_edge_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   17,
+			NumMessages:   19,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
