@@ -42,6 +42,7 @@ from libdsec._process import Process
 from libdsec._sandbox import Sandbox
 from libdsec._session import Session
 from libdsec._text import TextDecoder
+from libdsec._trajectory import Trajectory
 from libdsec._types import (
     DSecContainerRunArgs,
     Entry,
@@ -109,6 +110,7 @@ __all__ = [
     "SessionInfo",
     "StoredLayer",
     "TextDecoder",
+    "Trajectory",
     "UnauthenticatedError",
     "UnavailableError",
     "UnsupportedError",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import builtins
+import hashlib
 import os
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from types import TracebackType
 
@@ -146,17 +148,50 @@ class DSecClient(LayerCalls):
             raise InternalError(f"the server answered for {len(response.items)} sandboxes, want {count}")
         return [self._item(i, args) for i in response.items]
 
-    async def attach(self, sandbox_id: str) -> Sandbox:
-        """Return the handle of a sandbox that is there already.
+    async def attach(
+        self,
+        sandbox_id: str = "",
+        *,
+        job: str = "",
+        name: str = "",
+        args: DSecContainerRunArgs | None = None,
+        timeout: float | None = None,
+    ) -> Sandbox:
+        """Return the handle of a sandbox that is there already, by its ID or by job and name.
+
+        By job and name it is made where it is not there: a program that is started
+        again gets the sandboxes that it had.
+
+        Args:
+            sandbox_id: Of the sandbox.
+            job: In place of it: the job that the sandbox belongs to.
+            name: Tells the sandboxes of a job apart.
+            args: What to make where it is not there; the same at each call.
+            timeout: Seconds that making it may take.
 
         Raises:
             NotFoundError: There is none of that ID.
-            ConflictError: It has ended.
+            ConflictError: It has ended; or it is there, made with other args.
         """
+        if not sandbox_id:
+            return await self._attach_named(job, name, args, timeout)
+        if job or name or args is not None:
+            raise InvalidError("want it alone, or job, name and args in its place", field="sandbox_id")
         info = await self.get(sandbox_id)
         if info.ended:
             raise ConflictError(f"the sandbox is {info.state}: {info.reason}", field="sandbox_id")
         return Sandbox(self._rpc, info.id)
+
+    async def _attach_named(
+        self, job: str, name: str, args: DSecContainerRunArgs | None, timeout: float | None
+    ) -> Sandbox:
+        if not job or not name or args is None:
+            raise InvalidError("want it, or job, name and args in its place", field="sandbox_id")
+        digest = hashlib.sha256(f"{job}\0{name}".encode()).hexdigest()
+        labels = {**args.labels, "name": name}
+        args = replace(args, job=c.text(job, "job"), labels=labels)
+        sandbox = await self.run_container(args, timeout=timeout, request_id=f"attach-{digest}")
+        return await self.attach(sandbox.id)
 
     async def get(self, sandbox_id: str) -> SandboxInfo:
         """Return the state of a sandbox, also of one that has ended lately."""

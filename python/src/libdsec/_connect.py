@@ -12,6 +12,7 @@ import binascii
 import json
 import struct
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -47,6 +48,8 @@ class Method(Generic[Req, Resp]):
         repeatable: Doing it twice is the same as doing it once, so it may be
             sent again even where a lost connection leaves open if it was done.
         slow: The answer takes as long as a command or a create does.
+        action: It does something in a sandbox, or looks at it, and so can be done
+            once by a name.
     """
 
     path: str
@@ -55,6 +58,38 @@ class Method(Generic[Req, Resp]):
     retry: bool = True
     repeatable: bool = False
     slow: bool = False
+    action: bool = False
+
+
+class Action:
+    """What a call does, by a name under which the server does it once.
+
+    Attributes:
+        id: The name.
+        replayed: Whether the answer is that of an earlier call.
+    """
+
+    def __init__(self, action_id: str, note: Callable[[], None]) -> None:
+        self.id = action_id
+        self.replayed = False
+        self._note = note
+
+    def answered(self, replayed: bool) -> None:
+        """Take note of whether the answer is that of an earlier call."""
+        if replayed and not self.replayed:
+            self.replayed = True
+            self._note()
+
+
+# Of the call that is being made.
+current_action: ContextVar[Action | None] = ContextVar("libdsec_action", default=None)
+
+
+def answered(headers: Mapping[str, str]) -> None:
+    """Look at the headers of an answer."""
+    action = current_action.get()
+    if action is not None:
+        action.answered(headers.get("Dsec-Replayed") == "1")
 
 
 # What a Connect code says in the API's words, for answers without our ErrorDetail.
@@ -98,6 +133,9 @@ def headers(content_type: str, api_key: str, user_agent: str, timeout: float | N
         "Authorization": f"Bearer {api_key}",
         "User-Agent": user_agent,
     }
+    action = current_action.get()
+    if action is not None:
+        h["Dsec-Action-Id"] = action.id
     if timeout is not None:
         # The protocol allows ten digits; a longer wait is as good as none.
         h["Connect-Timeout-Ms"] = str(min(max(int(timeout * 1000), 1), 9_999_999_999))

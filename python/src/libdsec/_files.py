@@ -217,7 +217,7 @@ class Files:
                 yield file_pb2.WriteRequest(data=piece)
 
         async with aclosing(messages()) as stream:
-            return (await self._rpc.client_stream(m.WRITE, stream)).size
+            return (await self._rpc.client_stream(m.WRITE, stream, sandbox_id=self._sandbox_id)).size
 
     async def upload(self, local: StrPath, remote: StrPath, *, user: str = "") -> None:
         """Copy a local file to the file remote, or what is below a local directory to below remote.
@@ -254,7 +254,9 @@ class Files:
                 yield file_pb2.UploadRequest(data=piece)
 
         async with aclosing(messages()) as stream:
-            await self._rpc.client_stream(m.UPLOAD, stream, {"data": "tar", "path": "remote"})
+            await self._rpc.client_stream(
+                m.UPLOAD, stream, {"data": "tar", "path": "remote"}, sandbox_id=self._sandbox_id
+            )
 
     async def download(self, remote: StrPath, local: StrPath, *, max_bytes: int = DOWNLOAD_LIMIT) -> None:
         """Copy a file to the local file, or what is below a directory to below the local directory.

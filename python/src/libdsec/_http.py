@@ -81,6 +81,7 @@ class ServerStream(Generic[Resp]):
         self._response = response
         self._owner = owner
         self._frames = FrameReader(method.response, self._read)
+        self.action = _connect.current_action.get()
 
     async def receive(self) -> Resp | None:
         """Return the next message; None once the server ended the stream in order.
@@ -309,6 +310,7 @@ class Transport:
             raise lost(method, e) from None
         self._open.add(response)
         if response.status == 200 and response.content_type == content_type:
+            _connect.answered(response.headers)
             return response
         try:
             body = await _read_up_to(response, _MAX_ERROR_BODY)

@@ -41,8 +41,9 @@ def _call(
     retry: bool = True,
     slow: bool = False,
     repeatable: bool = False,
+    action: bool = False,
 ) -> Method[Req, Resp]:
-    return Method(path, request, response, retry, repeatable or path in _REPEATABLE, slow)
+    return Method(path, request, response, retry, repeatable or path in _REPEATABLE, slow, action)
 
 
 # A create always carries a request id, under which the server makes it once.
@@ -74,13 +75,17 @@ KILL_JOB = _call(_JOB + "KillJob", job_pb2.KillJobRequest, job_pb2.KillJobRespon
 END_JOB = _call(_JOB + "EndJob", job_pb2.EndJobRequest, job_pb2.EndJobResponse, slow=True)
 
 # A command must not run twice whatever the server says, so these are never sent again.
-EXEC = _call(_PROCESS + "Exec", process_pb2.ExecRequest, process_pb2.ExecResponse, retry=False, slow=True)
-START = _call(_PROCESS + "Start", process_pb2.StartRequest, process_pb2.ProcessEvent, retry=False)
+EXEC = _call(
+    _PROCESS + "Exec", process_pb2.ExecRequest, process_pb2.ExecResponse, retry=False, slow=True, action=True
+)
+START = _call(
+    _PROCESS + "Start", process_pb2.StartRequest, process_pb2.ProcessEvent, retry=False, action=True
+)
 ATTACH = _call(_PROCESS + "Attach", process_pb2.AttachRequest, process_pb2.ProcessEvent)
 LIST_PROCESSES = _call(
     _PROCESS + "ListProcesses", process_pb2.ListProcessesRequest, process_pb2.ListProcessesResponse
 )
-SIGNAL = _call(_PROCESS + "Signal", process_pb2.SignalRequest, process_pb2.SignalResponse)
+SIGNAL = _call(_PROCESS + "Signal", process_pb2.SignalRequest, process_pb2.SignalResponse, action=True)
 WRITE_STDIN = _call(_PROCESS + "WriteStdin", process_pb2.WriteStdinRequest, process_pb2.WriteStdinResponse)
 STREAM_STDIN = _call(
     _PROCESS + "StreamStdin", process_pb2.WriteStdinRequest, process_pb2.WriteStdinResponse, retry=False
@@ -89,7 +94,7 @@ CLOSE_STDIN = _call(_PROCESS + "CloseStdin", process_pb2.CloseStdinRequest, proc
 RESIZE = _call(_PROCESS + "Resize", process_pb2.ResizeRequest, process_pb2.ResizeResponse)
 
 OPEN_SESSION = _call(
-    _SESSION + "OpenSession", session_pb2.OpenSessionRequest, session_pb2.OpenSessionResponse
+    _SESSION + "OpenSession", session_pb2.OpenSessionRequest, session_pb2.OpenSessionResponse, action=True
 )
 RUN_COMMAND = _call(
     _SESSION + "RunCommand", session_pb2.RunCommandRequest, process_pb2.ProcessEvent, retry=False
@@ -98,24 +103,27 @@ RUN_COMMANDS = _call(
     _SESSION + "RunCommands", session_pb2.RunCommandRequest, process_pb2.ProcessEvent, retry=False
 )
 INTERRUPT_COMMAND = _call(
-    _SESSION + "InterruptCommand", session_pb2.InterruptCommandRequest, session_pb2.InterruptCommandResponse
+    _SESSION + "InterruptCommand",
+    session_pb2.InterruptCommandRequest,
+    session_pb2.InterruptCommandResponse,
+    action=True,
 )
 LIST_SESSIONS = _call(
     _SESSION + "ListSessions", session_pb2.ListSessionsRequest, session_pb2.ListSessionsResponse
 )
 CLOSE_SESSION = _call(
-    _SESSION + "CloseSession", session_pb2.CloseSessionRequest, session_pb2.CloseSessionResponse
+    _SESSION + "CloseSession", session_pb2.CloseSessionRequest, session_pb2.CloseSessionResponse, action=True
 )
 
-STAT = _call(_FILE + "Stat", file_pb2.StatRequest, file_pb2.StatResponse)
-LIST_DIR = _call(_FILE + "ListDir", file_pb2.ListDirRequest, file_pb2.ListDirResponse)
-MKDIR = _call(_FILE + "Mkdir", file_pb2.MkdirRequest, file_pb2.MkdirResponse)
-RENAME = _call(_FILE + "Rename", file_pb2.RenameRequest, file_pb2.RenameResponse)
-REMOVE = _call(_FILE + "Remove", file_pb2.RemoveRequest, file_pb2.RemoveResponse)
-READ = _call(_FILE + "Read", file_pb2.ReadRequest, file_pb2.FileChunk)
-WRITE = _call(_FILE + "Write", file_pb2.WriteRequest, file_pb2.WriteResponse, retry=False)
-DOWNLOAD = _call(_FILE + "Download", file_pb2.DownloadRequest, file_pb2.FileChunk)
-UPLOAD = _call(_FILE + "Upload", file_pb2.UploadRequest, file_pb2.UploadResponse, retry=False)
+STAT = _call(_FILE + "Stat", file_pb2.StatRequest, file_pb2.StatResponse, action=True)
+LIST_DIR = _call(_FILE + "ListDir", file_pb2.ListDirRequest, file_pb2.ListDirResponse, action=True)
+MKDIR = _call(_FILE + "Mkdir", file_pb2.MkdirRequest, file_pb2.MkdirResponse, action=True)
+RENAME = _call(_FILE + "Rename", file_pb2.RenameRequest, file_pb2.RenameResponse, action=True)
+REMOVE = _call(_FILE + "Remove", file_pb2.RemoveRequest, file_pb2.RemoveResponse, action=True)
+READ = _call(_FILE + "Read", file_pb2.ReadRequest, file_pb2.FileChunk, action=True)
+WRITE = _call(_FILE + "Write", file_pb2.WriteRequest, file_pb2.WriteResponse, retry=False, action=True)
+DOWNLOAD = _call(_FILE + "Download", file_pb2.DownloadRequest, file_pb2.FileChunk, action=True)
+UPLOAD = _call(_FILE + "Upload", file_pb2.UploadRequest, file_pb2.UploadResponse, retry=False, action=True)
 
 IMPORT_LAYER = _call(
     _LAYER + "ImportLayer", layer_pb2.ImportLayerRequest, layer_pb2.ImportLayerResponse, retry=False

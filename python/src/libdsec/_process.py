@@ -55,7 +55,9 @@ class Collector:
         else:
             self._out += event.data
 
-    def result(self, exited: process_pb2.Exited, process_id: int, skipped: int) -> ExecResult:
+    def result(
+        self, exited: process_pb2.Exited, process_id: int, skipped: int, replayed: bool = False
+    ) -> ExecResult:
         """Return the result of a command that ended."""
         return ExecResult(
             **c.outcome_fields(exited.outcome),
@@ -63,6 +65,7 @@ class Collector:
             stderr=bytes(self._err),
             missed_bytes=self._missed + skipped,
             process_id=process_id,
+            replayed=replayed,
         )
 
 
@@ -95,8 +98,10 @@ class Process:
         from_seq: int = 0,
         stream: ServerStream[process_pb2.ProcessEvent] | None = None,
         owned: bool = False,
+        replayed: bool = False,
     ) -> None:
         self._rpc = rpc
+        self._replayed = replayed
         self._sandbox_id = sandbox_id
         self._stream = stream
         self._owned = owned
@@ -122,7 +127,7 @@ class Process:
         """How the command ended, with all output that came through this handle; None before its end."""
         if self._exited is None:
             return None
-        return self._collector.result(self._exited, self.process_id, self._skipped)
+        return self._collector.result(self._exited, self.process_id, self._skipped, self._replayed)
 
     def __aiter__(self) -> AsyncIterator[Output | Gap]:
         return self
@@ -362,8 +367,10 @@ async def start(rpc: Rpc, request: process_pb2.StartRequest) -> Process:
         raise InvalidError(f"want at most {MAX_FIRST_STDIN} bytes; write the rest", field="stdin")
     stream = await rpc.server_stream(m.START, request)
     try:
-        message = await stream.receive()
-        event = None if message is None else decode(message)
+        event = None
+        # One that is under way already, by another call, may be long in coming.
+        while event is None and (message := await stream.receive()) is not None:
+            event = decode(message)
         if not isinstance(event, process_pb2.Started):
             raise InternalError("the server did not say which process it started")
     except BaseException:
@@ -377,5 +384,7 @@ async def start(rpc: Rpc, request: process_pb2.StartRequest) -> Process:
         event.process_id,
         pid=event.pid,
         stream=None if request.detach else stream,
-        owned=not request.detach,
+        # What has an action ID goes on without its caller, who may come back.
+        owned=not request.detach and stream.action is None,
+        replayed=stream.action is not None and stream.action.replayed,
     )

@@ -8,10 +8,11 @@ from collections.abc import AsyncIterable, Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
 from libdsec._config import Config
-from libdsec._connect import Method, Req, Resp
-from libdsec._errors import DSecError, ExhaustedError, UnavailableError
+from libdsec._connect import Method, Req, Resp, current_action
+from libdsec._errors import DSecError, ExhaustedError, OutcomeUnknownError, UnavailableError
 from libdsec._h2 import BidiStream
 from libdsec._http import ServerStream, TransportPool, within
+from libdsec._trajectory import acting
 
 T = TypeVar("T")
 
@@ -57,8 +58,9 @@ class Rpc:
             left = None if end is None else max(end - loop.time(), 0.001)
             return await self._pool.get().unary(method, request, left)
 
-        async with within(timeout):
-            return await self._retrying(method, once)
+        with acting(request, method.action):
+            async with within(timeout):
+                return await self._retrying(method, once)
 
     async def once(self, method: Method[Req, Resp], request: Req) -> Resp:
         """Make a call with one message each way, and never again once it was sent."""
@@ -66,10 +68,16 @@ class Rpc:
 
     async def server_stream(self, method: Method[Req, Resp], request: Req) -> ServerStream[Resp]:
         """Start a call that answers with a stream; it is the caller's to close."""
-        return await self._retrying(method, lambda: self._pool.get().server_stream(method, request))
+        with acting(request, method.action):
+            return await self._retrying(method, lambda: self._pool.get().server_stream(method, request))
 
     async def client_stream(
-        self, method: Method[Req, Resp], messages: AsyncIterable[Req], names: Mapping[str, str] | None = None
+        self,
+        method: Method[Req, Resp],
+        messages: AsyncIterable[Req],
+        names: Mapping[str, str] | None = None,
+        *,
+        sandbox_id: str = "",
     ) -> Resp:
         """Send a stream and return the one answer; never sent again, for the stream is used up then.
 
@@ -77,7 +85,8 @@ class Rpc:
         message, and of `data`, that have other names than those.
         """
         try:
-            return await self._reaching(lambda: self._pool.get().client_stream(method, messages))
+            with acting(sandbox_id, method.action):
+                return await self._reaching(lambda: self._pool.get().client_stream(method, messages))
         except DSecError as e:
             field = e.field.removeprefix("open.")
             e.field = (names or {}).get(field, field)
@@ -109,7 +118,9 @@ class Rpc:
         for left in range(self._retries, -1, -1):
             try:
                 return await self._reaching(attempt)
-            except (ExhaustedError, UnavailableError) as e:
+            except (ExhaustedError, UnavailableError, OutcomeUnknownError) as e:
+                if isinstance(e, OutcomeUnknownError) and not (e.link_broke and current_action.get()):
+                    raise
                 # A server that was waited for is not to be waited for as often as
                 # the call may be sent.
                 waited = e.unreached and self._reached
@@ -123,4 +134,7 @@ class Rpc:
 
 
 def _may_repeat(method: Method[Any, Any], error: DSecError) -> bool:
+    # What has an action ID is done once however often it is sent.
+    if current_action.get() is not None:
+        return True
     return method.retry and (error.retryable or method.repeatable)

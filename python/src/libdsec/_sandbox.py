@@ -17,6 +17,7 @@ from libdsec._proto.dsec.v1 import process_pb2, sandbox_pb2, session_pb2
 from libdsec._rpc import Rpc
 from libdsec._session import Session
 from libdsec._source import Source, is_data
+from libdsec._trajectory import Trajectory
 from libdsec._types import ExecResult, ProcessInfo, SandboxInfo, SessionInfo, Usage
 
 # What a command may write whose output is held here.
@@ -272,6 +273,20 @@ class Sandbox:
         """Return the open sessions."""
         request = session_pb2.ListSessionsRequest(sandbox_id=self.id)
         return [c.session_info(s) for s in (await self._rpc.unary(m.LIST_SESSIONS, request)).sessions]
+
+    def trajectory(self, name: str = "") -> Trajectory:
+        """Return a block in which what is done in the sandbox is done once, however often the program runs.
+
+            with sandbox.trajectory():
+                result = await sandbox.run_shell("make test")
+
+        See `Trajectory`. A command in it goes on where its caller goes away, and a
+        program that is started again finds it by its number.
+
+        Args:
+            name: Tells trajectories of one sandbox apart, of at most 64 bytes.
+        """
+        return Trajectory(self.id, name)
 
     async def _start(
         self,

@@ -16,6 +16,7 @@ from libdsec._h2 import BidiStream
 from libdsec._process import Collector, decode
 from libdsec._proto.dsec.v1 import process_pb2, session_pb2
 from libdsec._rpc import Rpc
+from libdsec._trajectory import next_action
 from libdsec._types import ExecResult, Gap, Output
 
 _Stream = BidiStream[session_pb2.RunCommandRequest, process_pb2.ProcessEvent]
@@ -78,6 +79,8 @@ class Session:
         )
         if timeout is not None:
             request.timeout.CopyFrom(c.duration(timeout, "timeout"))
+        if (action := next_action(self._sandbox_id)) is not None:
+            request.action_id = action.id
         async with self._turn:
             try:
                 if self._stream is not None and not self._stream.usable():

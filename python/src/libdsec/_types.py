@@ -300,12 +300,14 @@ class ExecResult(Outcome):
             the server's spool was full, or it came before the point attached
             from. 0 for `exec` and `run_shell`.
         process_id: The platform's number of the process.
+        replayed: It was run by an earlier call of the same action: see `Sandbox.trajectory`.
     """
 
     stdout: bytes
     stderr: bytes
     missed_bytes: int = 0
     process_id: int = 0
+    replayed: bool = False
 
     @property
     def text(self) -> str:

@@ -309,6 +309,10 @@ class Sandbox(_Twin[_sandbox.Sandbox]):
         """Return a handle on a process that was started before, here or elsewhere."""
         return Process(self._async.process(process_id, from_seq=from_seq), self._loop)
 
+    def trajectory(self, name: str = "") -> libdsec.Trajectory:
+        """See `libdsec.Sandbox.trajectory`."""
+        return self._async.trajectory(name)
+
     def session(self, session_id: str) -> Session:
         """Return a handle on a session that was opened before, here or elsewhere."""
         return Session(self._async.session(session_id), self._loop)

@@ -1,0 +1,180 @@
+"""What outlives interruptions: paused sandboxes, jobs, and what was done in a trajectory."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import textwrap
+from dataclasses import replace
+from uuid import uuid4
+
+import pytest
+from server import Server
+
+import libdsec
+import libdsec.sync
+from libdsec import DSecClient, DSecContainerRunArgs
+
+
+async def test_pause_and_resume(server: Server, args: DSecContainerRunArgs) -> None:
+    async with DSecClient(server.url, server.key) as client, await client.run_container(args) as sandbox:
+        await sandbox.files.write("/tmp/f", b"kept")
+        info = await sandbox.pause(wait=True, max_paused=3600)
+        assert info.state == "paused"
+        assert info.pause is not None
+        assert info.pause.memory_bytes is not None
+        assert info.pause.until is not None
+        assert (await sandbox.usage()).memory_bytes >= 0
+        assert (await client.get(sandbox.id)).state == "paused"
+        assert await sandbox.files.read("/tmp/f") == b"kept"
+        info = await sandbox.info()
+        assert info.state == "running"
+        assert info.pause is None
+        await sandbox.pause()
+        assert (await sandbox.resume()).state == "running"
+        await sandbox.pause()
+        results = await asyncio.gather(*(sandbox.run_shell(f"echo {i}") for i in range(8)))
+        assert [r.text for r in results] == [f"{i}\n" for i in range(8)]
+
+
+async def test_command_waits_while_paused(server: Server, args: DSecContainerRunArgs) -> None:
+    async with DSecClient(server.url, server.key) as client, await client.run_container(args) as sandbox:
+        process = await sandbox.start_shell("echo begun; cat", open_stdin=True)
+        async with process:
+            await anext(process)
+            await sandbox.pause()
+            await process.send_all(b"x\n")  # which resumes it
+            assert (await process.wait()).text == "begun\nx\n"
+
+
+async def test_job(server: Server, args: DSecContainerRunArgs) -> None:
+    name = f"job {uuid4()}"
+    async with DSecClient(server.url, server.key) as client:
+        async with await client.create_job(name, labels={"a": "b"}, lease=60) as job:
+            args = replace(args, job=name)
+            made = [s for s in await client.run_containers(args, 3) if isinstance(s, libdsec.Sandbox)]
+            ids = sorted(s.id for s in made)
+            assert sorted([i.id async for i in job.sandboxes()]) == ids
+            for act, state in ((job.pause, "paused"), (job.pause, "paused"), (job.resume, "running")):
+                results = await act()
+                assert [r.sandbox_id for r in results] == ids
+                assert all(r.state == state and r.error is None for r in results)
+            assert [j.name async for j in client.list_jobs(labels={"a": "b"}) if j.name == name] == [name]
+            assert (await job.info()).state == "active"
+            with pytest.raises(libdsec.ConflictError):
+                await client.create_job(name, lease=30)
+        assert all(r.state == "stopped" for r in await client.job(name).end())
+        assert (await client.job(name).info()).state == "ended"
+        with pytest.raises(libdsec.ConflictError):
+            await client.run_container(args)
+        with pytest.raises(libdsec.ConflictError):
+            async with client.job(name):
+                raise AssertionError("it has ended")
+        with pytest.raises(libdsec.NotFoundError):
+            await client.job("none").info()
+
+
+async def test_attach_by_name(server: Server, args: DSecContainerRunArgs) -> None:
+    job = str(uuid4())
+    async with DSecClient(server.url, server.key) as client:
+        first = await client.attach(job=job, name="a", args=args)
+        again = await client.attach(job=job, name="a", args=args)
+        other = await client.attach(job=job, name="b", args=args)
+        assert first.id == again.id != other.id
+        with pytest.raises(libdsec.InvalidError):
+            await client.attach(job=job, name="a")
+        with pytest.raises(libdsec.InvalidError):
+            await client.attach()
+        await first.stop()
+        with pytest.raises(libdsec.ConflictError):
+            await client.attach(job=job, name="a", args=args)
+        await other.stop()
+
+
+_ROLLOUT = """
+import sys
+from libdsec.sync import DSecClient, DSecContainerRunArgs
+
+url, key, sandbox_id, steps = sys.argv[1:]
+with DSecClient(url, key) as client:
+    sandbox = client.attach(sandbox_id)
+    with sandbox.trajectory() as trajectory:
+        session = sandbox.open_session()
+        for step in range(int(steps)):
+            result = sandbox.run_shell(f"echo {step} >> /tmp/count; cat /tmp/count; exit {step % 3}")
+            sandbox.files.write(f"/tmp/{step}", b"x")
+            text = sandbox.files.read("/tmp/count").decode()
+            said = session.run("echo x >> /tmp/said; cat /tmp/said").text
+            print(step, result.exit_code, *(len(t.split()) for t in (result.text, text, said)), flush=True)
+    print("replayed", trajectory.replayed)
+"""
+
+
+async def test_rollout_from_its_beginning(server: Server, args: DSecContainerRunArgs) -> None:
+    """A script that is started again gets what it got, and goes on where it was."""
+
+    async def run(steps: int) -> tuple[list[str], int]:
+        process = await asyncio.create_subprocess_exec(
+            *(
+                sys.executable,
+                "-c",
+                textwrap.dedent(_ROLLOUT),
+                server.url,
+                server.key,
+                sandbox.id,
+                str(steps),
+            ),
+            stdout=subprocess.PIPE,
+        )
+        out, _ = await process.communicate()
+        assert process.returncode == 0
+        *lines, last = out.decode().splitlines()
+        return lines, int(last.split()[1])
+
+    async with DSecClient(server.url, server.key) as client, await client.run_container(args) as sandbox:
+        first, replayed = await run(4)
+        assert replayed == 0
+        again, replayed = await run(4)
+        assert again == first
+        assert replayed >= 4
+        longer, replayed = await run(6)
+        assert longer[:4] == first
+        assert len(longer) == 6
+        assert replayed >= 4
+        assert longer == [f"{i} {i % 3} {i + 1} {i + 1} {i + 1}" for i in range(6)]
+        assert (await sandbox.files.read("/tmp/count")).split() == [str(i).encode() for i in range(6)]
+
+
+async def test_trajectory_diverges(server: Server, args: DSecContainerRunArgs) -> None:
+    async with DSecClient(server.url, server.key) as client, await client.run_container(args) as sandbox:
+        with sandbox.trajectory("one") as t:
+            assert not (await sandbox.run_shell("echo a")).replayed
+            assert not await sandbox.files.exists("/tmp/none")
+        assert (t.count, t.replayed) == (2, 0)
+        with sandbox.trajectory("one") as t:
+            assert (await sandbox.run_shell("echo a")).replayed
+            assert not await sandbox.files.exists("/tmp/none")
+            assert t.replayed >= 1
+        with sandbox.trajectory("one"), pytest.raises(libdsec.DivergedError):
+            await sandbox.run_shell("echo b")
+        with sandbox.trajectory("two"):
+            assert not (await sandbox.run_shell("echo b")).replayed
+        assert not (await sandbox.run_shell("echo a")).replayed
+
+
+async def test_command_outlives_its_caller(server: Server, args: DSecContainerRunArgs) -> None:
+    async with DSecClient(server.url, server.key) as client, await client.run_container(args) as sandbox:
+
+        async def run() -> libdsec.ExecResult:
+            with sandbox.trajectory():
+                return await sandbox.run_shell("echo x >> /tmp/n; echo a; sleep 2; echo b; exit 3")
+
+        left = asyncio.create_task(run())
+        while not await sandbox.files.exists("/tmp/n"):  # noqa: ASYNC110 - there is no event of it
+            await asyncio.sleep(0.01)
+        left.cancel()
+        await asyncio.gather(left, return_exceptions=True)
+        result = await run()
+        assert (result.text, result.exit_code) == ("a\nb\n", 3)
+        assert await sandbox.files.read("/tmp/n") == b"x\n"
