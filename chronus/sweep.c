@@ -19,8 +19,8 @@ void sweep_later(void) {
 }
 
 // delivered reports whether the one reader that there was to be has all. What
-// was detached, or has a tag, may be read again and again.
-static bool delivered(const struct process *p) { return p->told && !p->detached && !p->keep; }
+// was detached may be read again and again.
+static bool delivered(const struct process *p) { return p->told && !p->detached; }
 
 static bool idle(const struct process *p) { return p->has_outcome && !p->readers; }
 
@@ -67,6 +67,6 @@ void forget_oldest(void) {
 void spool_reclaim(void) {
 	for (int pass = 0; pass < 3; pass++)
 		for (struct process *p = processes; p && spool_tight(); p = p->next)
-			if (idle(p) && p->open == 0 && (delivered(p) || pass == 2 || (pass == 1 && !p->keep)))
+			if (idle(p) && p->open == 0 && (p->keep ? pass == 2 : pass > 0 || delivered(p)))
 				spool_free(&p->spool);
 }

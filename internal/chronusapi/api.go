@@ -10,7 +10,7 @@
 // answers, and the connection can be used again. Several calls at once take
 // several connections, so each has the back-pressure of its own socket and
 // none waits behind another. A connection that breaks in mid-call says nothing
-// about a process: attach again by its ID. A command started without Detach
+// about a process: attach again by its ID, or find that by its tag. A command started without Detach
 // belongs to its connection and is killed when that goes away before the exit
 // was delivered, unless Orphan was asked for: then it goes on, for a restarted
 // edge to attach to. A command of a session runs on, unless the edge sends one
