@@ -3,6 +3,7 @@
 #include "process.h"
 #include "pty.h"
 #include "session.h"
+#include "tag.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -23,11 +24,11 @@ static struct conn *group_waiters; // the one that waits longest first
 static void start_call(struct conn *c, struct dec *d) {
 	struct start s;
 	struct err e;
-	bool session = c->call == CALL_OPEN_SESSION;
-	(session ? get_session_request : get_start)(d, &s);
+	bool session = c->call == CALL_OPEN_SESSION, tagged = c->call == CALL_START_TAGGED;
+	(session ? get_session_request : tagged ? get_tagged_start : get_start)(d, &s);
 	if (!dec_ok(d))
 		conn_close(c);
-	else if (!(session ? check_session_request : check_start)(&s, &e))
+	else if (!(session ? check_session_request : check_start)(&s, &e) || (tagged && !check_tag(s.tag, &e)))
 		conn_refuse(c, &e);
 	else if (session)
 		session_open(c, &s);
@@ -236,7 +237,7 @@ static void hold_call(struct conn *c, struct dec *d) {
 void call_serve(struct conn *c, uint8_t call, struct dec *d) {
 	struct err e;
 	bool rights = call == CALL_SETUP || call == CALL_ADD_GROUP;
-	if ((c->fds_len > 0 && !rights) || call < CALL_INFO || call > CALL_HOLD) {
+	if ((c->fds_len > 0 && !rights) || call < CALL_INFO || call > CALL_FORGET_TAG) {
 		conn_close(c); // descriptors that nobody asked for, or no call
 		return;
 	}
@@ -248,6 +249,7 @@ void call_serve(struct conn *c, uint8_t call, struct dec *d) {
 	switch (call) {
 	case CALL_INFO: info_call(c, d); return;
 	case CALL_START:
+	case CALL_START_TAGGED:
 	case CALL_OPEN_SESSION: start_call(c, d); return;
 	case CALL_ATTACH: attach_call(c, d); return;
 	case CALL_PROCESSES: processes_call(c, d); return;
@@ -259,6 +261,8 @@ void call_serve(struct conn *c, uint8_t call, struct dec *d) {
 	case CALL_CLOSE_SESSION: session_call(c, d, session_close); return;
 	case CALL_INTERRUPT: session_call(c, d, session_interrupt); return;
 	case CALL_HOLD: hold_call(c, d); return;
+	case CALL_FIND_TAG: find_tag_call(c, d); return;
+	case CALL_FORGET_TAG: forget_tag_call(c, d); return;
 	case CALL_SETUP: setup_call(c, d); return;
 	case CALL_ADD_GROUP: add_group_call(c, d); return;
 	default: conn_close(c); // a call for files, which come another way
@@ -272,14 +276,6 @@ void call_writable(struct conn *c) {
 
 bool call_survives(struct conn *c) {
 	return c->wait == WAIT_NOTHING || (c->wait == WAIT_EXEC && (c->p->detached || c->p->orphan));
-}
-
-static void unlink_waiter(struct conn **list, const struct conn *c) {
-	for (; *list; list = &(*list)->next)
-		if (*list == c) {
-			*list = c->next;
-			return;
-		}
 }
 
 // start_gone is for the connection of a start under way.
@@ -296,7 +292,7 @@ static void output_gone(struct conn *c) {
 	if (c->reader.command)
 		session_reader_gone(c);
 	reader_remove(c);
-	if (c->call == CALL_START && !p->orphan)
+	if ((c->call == CALL_START || c->call == CALL_START_TAGGED) && !p->orphan)
 		process_kill(p);
 }
 
@@ -311,11 +307,12 @@ void call_cancel(struct conn *c) {
 	c->wait = WAIT_NOTHING;
 	switch (wait) {
 	case WAIT_NOTHING: return;
-	case WAIT_GROUP: unlink_waiter(&group_waiters, c); return;
+	case WAIT_GROUP: conn_unlink(&group_waiters, c); return;
 	case WAIT_EXEC: start_gone(c); return;
 	case WAIT_OUTPUT: output_gone(c); return;
 	case WAIT_INPUT: input_cancel(c); return;
 	case WAIT_TURN: session_cancel(c); return;
-	case WAIT_END: unlink_waiter(&c->p->waiters, c); return;
+	case WAIT_END: conn_unlink(&c->p->waiters, c); return;
+	case WAIT_TAG: find_tag_cancel(c); return;
 	}
 }

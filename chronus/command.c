@@ -30,6 +30,12 @@ void get_start(struct dec *d, struct start *s) {
 		s->size = get_window_size(d);
 }
 
+void get_tagged_start(struct dec *d, struct start *s) {
+	uint64_t tag = get_u64(d);
+	get_start(d, s);
+	s->tag = tag;
+}
+
 void get_session_request(struct dec *d, struct start *s) {
 	*s = (struct start){0};
 	s->cmd.env = get_strs(d, MAX_ARGS, MAX_ARG_BYTES);

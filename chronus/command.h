@@ -39,6 +39,7 @@ struct start {
 	struct command cmd;
 	struct str in;
 	bool open_stdin, detach, orphan, pty;
+	uint64_t tag; // 0: none
 	struct window_size size;
 };
 
@@ -49,6 +50,7 @@ struct session_command {
 };
 
 void get_start(struct dec *d, struct start *s);
+void get_tagged_start(struct dec *d, struct start *s);
 void get_session_request(struct dec *d, struct start *s);
 void get_session_command(struct dec *d, struct session_command *c);
 struct window_size get_window_size(struct dec *d);

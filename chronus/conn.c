@@ -290,6 +290,14 @@ void conn_refuse(struct conn *c, const struct err *e) {
 
 // ---- life ----
 
+void conn_unlink(struct conn **list, const struct conn *c) {
+	for (; *list; list = &(*list)->next)
+		if (*list == c) {
+			*list = c->next;
+			return;
+		}
+}
+
 static void on_ready(struct watch *w, uint32_t events) {
 	struct conn *c = container_of(w, struct conn, w);
 	if (events & EPOLLIN && abortable(c)) {

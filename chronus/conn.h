@@ -23,7 +23,10 @@ enum {
 	CALL_SETUP = CALL_CLOSE_SESSION + 10,
 	CALL_ADD_GROUP,
 	CALL_INTERRUPT,
-	CALL_HOLD, // since version 2
+	CALL_HOLD, // this and all that follow since version 2
+	CALL_START_TAGGED,
+	CALL_FIND_TAG,
+	CALL_FORGET_TAG,
 
 	FRAME_RESULT = 0x80, // last of a call: it worked
 	FRAME_ERROR,         // last of a call: it did not
@@ -45,6 +48,7 @@ enum wait {
 	WAIT_INPUT,   // a process that reads its input
 	WAIT_TURN,    // the command of its session before
 	WAIT_END,     // the end of a session's shell
+	WAIT_TAG,     // a command with the tag asked for, which may yet fail to start
 };
 
 struct process;
@@ -108,6 +112,9 @@ struct conn {
 // outside of this PID namespace.
 void conn_listen(int fd, bool outside);
 struct conn *conn_new(int fd);
+
+// conn_unlink takes a connection off a list by next, where it is on it.
+void conn_unlink(struct conn **list, const struct conn *c);
 
 // conn_put adds a message to what is sent when the loop's round ends, or later
 // where it is held.

@@ -8,6 +8,7 @@
 #define DENIED "denied"
 #define NOT_FOUND "not_found"
 #define CONFLICT "conflict"
+#define OUTCOME_UNKNOWN "outcome_unknown"
 #define UNSUPPORTED "unsupported"
 #define EXHAUSTED "exhausted"
 #define UNAVAILABLE "unavailable"

@@ -132,11 +132,7 @@ void input_write(struct conn *c) {
 
 void input_cancel(struct conn *c) {
 	struct input *in = &c->writer.p->input;
-	for (struct conn **p = &in->writers; *p; p = &(*p)->next)
-		if (*p == c) {
-			*p = c->next;
-			break;
-		}
+	conn_unlink(&in->writers, c);
 	if (in->w.fd >= 0)
 		pump(in); // for the next in turn
 }

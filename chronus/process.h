@@ -64,6 +64,8 @@ struct process {
 
 	struct watch exec; // a pipe that tells how the exec went
 	struct conn *starter; // waits for that
+	uint64_t tag; // 0: none
+	bool keep;    // its tag was not forgotten
 	bool detached; // nobody is ever waited for
 	bool orphan;   // goes on without its starter
 

@@ -249,11 +249,7 @@ void session_run(struct conn *c, const struct session_command *cmd) {
 }
 
 void session_cancel(struct conn *c) {
-	for (struct conn **at = &c->session->turns; *at; at = &(*at)->next)
-		if (*at == c) {
-			*at = c->next;
-			return;
-		}
+	conn_unlink(&c->session->turns, c);
 }
 
 void session_reader_gone(struct conn *c) {

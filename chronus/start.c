@@ -4,6 +4,7 @@
 #include "child.h"
 #include "pty.h"
 #include "session.h"
+#include "tag.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -112,6 +113,8 @@ static struct process *new_process(const struct start *s) {
 	p->timer = (struct timer){.fire = on_timeout, .live = true};
 	p->input.p = p;
 	p->limit = (uint64_t)s->cmd.output_limit;
+	p->tag = s->tag;
+	p->keep = s->tag != 0;
 	p->detached = s->detach;
 	p->orphan = s->orphan;
 	p->primary = p->spool.lossless = !s->detach;
@@ -120,6 +123,8 @@ static struct process *new_process(const struct start *s) {
 
 // reserve takes a place and a group.
 static bool reserve(struct process *p, struct err *e) {
+	if (p->tag && !tag_free(p->tag, e))
+		return false;
 	if (running >= MAX_PROCESSES)
 		return err_set(e, EXHAUSTED, "", "%d commands run, which is the most of a sandbox", running);
 	if (grouped && !(p->group = group_take(p))) {
@@ -187,6 +192,7 @@ static void failed(struct process *p, const uint8_t *told, size_t n) {
 	if (p->session)
 		session_failed(p->session);
 	p->session = NULL;
+	tags_settle();
 }
 
 // publish makes a process that has exec'd visible.
@@ -204,6 +210,7 @@ static void publish(struct process *p) {
 		end = &(*end)->next;
 	*end = p;
 	p->next = NULL;
+	tags_settle();
 }
 
 void process_exec_told(struct process *p, bool ended) {

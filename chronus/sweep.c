@@ -1,17 +1,21 @@
 #include "process.h"
 
-// How long what is left of ended commands is kept.
+#include "tag.h"
+
+// How long what is left of ended commands is kept. That of one whose tag was not
+// forgotten is kept for as long as there is room.
 #define KEEP_TOLD (5 * SECOND)      // output, after the exit was delivered
 #define KEEP_PROCESS (600 * SECOND) // the entry in the list, with its outcome
-#define KEEP_FINISHED 64            // entries of ended commands
+#define KEEP_FINISHED 64            // entries of ended commands: MaxEnded of internal/chronusapi
 #define SWEEP_EVERY (10 * SECOND)
 
 static void on_sweep(struct timer *t);
 static struct timer sweeper = {.fire = on_sweep, .live = true};
 
 void sweep_later(void) {
-	if (!sweeper.at)
-		timer_set(&sweeper, live() + SWEEP_EVERY);
+	uint64_t at = live() + SWEEP_EVERY;
+	if (!sweeper.at || sweeper.at > at)
+		timer_set(&sweeper, at);
 }
 
 // delivered reports whether the one reader that there was to be has all. What
@@ -25,7 +29,7 @@ static void on_sweep(struct timer *timer) {
 	bool left = false;
 	for (struct process *p = processes, *next; p; p = next) {
 		next = p->next;
-		if (!p->ended)
+		if (!p->ended || p->keep)
 			continue;
 		left = true;
 		if (!idle(p))
@@ -39,25 +43,30 @@ static void on_sweep(struct timer *timer) {
 		timer_set(timer, t + (running ? SWEEP_EVERY : KEEP_PROCESS / 4));
 }
 
+// need tells how likely it is that somebody asks for a command that has ended.
+static int need(const struct process *p) { return p->keep ? 2 : p->told ? 0 : 1; }
+
 void forget_oldest(void) {
 	int finished = 0;
 	for (struct process *p = processes; p; p = p->next)
 		finished += p->has_outcome;
 	while (finished-- > KEEP_FINISHED) {
-		// First those whose exit was told, then the oldest.
+		// First those whose exit was told, then the oldest; last those that are kept.
 		struct process *oldest = NULL;
 		for (struct process *p = processes; p; p = p->next)
-			if (idle(p) && (!oldest || (p->told && !oldest->told)))
+			if (idle(p) && (!oldest || need(p) < need(oldest)))
 				oldest = p;
 		if (!oldest)
 			return;
+		if (oldest->keep)
+			tag_dropped(oldest->tag);
 		process_free(oldest);
 	}
 }
 
 void spool_reclaim(void) {
-	for (int pass = 0; pass < 2; pass++)
+	for (int pass = 0; pass < 3; pass++)
 		for (struct process *p = processes; p && spool_tight(); p = p->next)
-			if (idle(p) && p->open == 0 && (delivered(p) || pass == 1))
+			if (idle(p) && p->open == 0 && (p->keep ? pass == 2 : pass > 0 || delivered(p)))
 				spool_free(&p->spool);
 }

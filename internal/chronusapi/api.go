@@ -10,7 +10,7 @@
 // answers, and the connection can be used again. Several calls at once take
 // several connections, so each has the back-pressure of its own socket and
 // none waits behind another. A connection that breaks in mid-call says nothing
-// about a process: attach again by its ID. A command started without Detach
+// about a process: attach again by its ID, or find that by its tag. A command started without Detach
 // belongs to its connection and is killed when that goes away before the exit
 // was delivered, unless Orphan was asked for: then it goes on, for a restarted
 // edge to attach to. A command of a session runs on, unless the edge sends one
@@ -40,6 +40,7 @@ const (
 	MaxPath      = 4096      // bytes of a path
 	MaxProcesses = 256       // commands at once in one sandbox
 	MaxSessions  = 64
+	MaxEnded     = 64 // commands that ended and are remembered
 )
 
 // DiskFull ends the message of an exhausted error of a file that the kernel had no
@@ -91,6 +92,12 @@ type StartRequest struct {
 	Orphan bool
 	// PTY, where not nil, is the terminal's size.
 	PTY *WindowSize
+	// Tag, where not 0, names the command for whoever chose it, before there is a
+	// process number: unique in its sandbox, and ascending. FindTag finds it, and all
+	// of its output that the spool has room for, until it has ended and ForgetTag was
+	// called. Of those that ended chronus keeps MaxEnded, and those that nobody may
+	// look for go first.
+	Tag uint64
 }
 
 // WindowSize is a terminal's size in characters.
@@ -203,6 +210,10 @@ type Handler interface {
 
 	Start(ctx context.Context, req StartRequest, sink Sink) error
 	Attach(ctx context.Context, process, from uint64, sink Sink) error
+	// FindTag is final: where it says that there is no command with a tag, a start
+	// with that tag, which may be under way, is refused from then on.
+	FindTag(ctx context.Context, tag uint64) (process uint64, err error)
+	ForgetTag(ctx context.Context, tag uint64) error
 	Processes(ctx context.Context) ([]Process, error)
 	// Signal with tree reaches every process of the command.
 	Signal(ctx context.Context, process uint64, signal int, tree bool) error

@@ -15,14 +15,47 @@ func (c *Client) Info(ctx context.Context) (info Info, err error) {
 // Start starts a command. It returns after EventStarted came, which is still
 // the first event of the stream. An error says that nothing was started,
 // unless its code is outcome_unknown. ErrNeedGroup asks for a command group.
-// ctx bounds the whole stream.
+// ctx bounds the whole stream. With a tag it is a conflict where FindTag knows a
+// command of that tag or said that there is none, and unsupported where chronus is of
+// the version before.
 func (c *Client) Start(ctx context.Context, req StartRequest) (*Events, error) {
 	if err := req.Validate(); err != nil {
 		return nil, err
 	}
 	var e enc
+	typ := callStart
+	if req.Tag != 0 {
+		typ = callStartTagged
+		e.u64(req.Tag)
+	}
 	e.startRequest(&req)
-	return c.stream(ctx, callStart, e.b, dsec.CodeOutcomeUnknown)
+	return c.stream(ctx, typ, e.b, dsec.CodeOutcomeUnknown)
+}
+
+// FindTag returns the process that was started with a tag, whether it runs or has
+// ended. 0 says that there is none, and that none ever will be: it was not started, or
+// it is gone since ForgetTag. The error is outcome_unknown where it may be one that
+// chronus had no room for any more.
+func (c *Client) FindTag(ctx context.Context, tag uint64) (process uint64, err error) {
+	err = c.onTag(ctx, callFindTag, tag, func(d *dec) { process = d.u64() })
+	return process, err
+}
+
+// ForgetTag lets go of the command with a tag, once nobody will look for it any more:
+// as soon as it has ended, it is kept as one without a tag is. It does nothing where
+// there is none.
+func (c *Client) ForgetTag(ctx context.Context, tag uint64) error {
+	return c.onTag(ctx, callForgetTag, tag, nil)
+}
+
+// onTag makes a call that has nothing but a tag.
+func (c *Client) onTag(ctx context.Context, typ uint8, tag uint64, result func(*dec)) error {
+	if err := checkTag(tag); err != nil {
+		return err
+	}
+	var e enc
+	e.u64(tag)
+	return c.simple(ctx, typ, e.b, dsec.CodeUnavailable, result)
 }
 
 // Attach streams a process's output from byte number from on. Bytes that the

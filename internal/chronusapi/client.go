@@ -78,26 +78,24 @@ func (c *Client) pool(typ uint8) (list *[]*conn, limit int) {
 	return &c.calls, maxIdleCalls
 }
 
-// takeIdle returns the connection that was idle for the shortest time, or nil.
+// takeIdle returns the connection that was idle for the shortest time of those that
+// speak a version that has the call, or nil.
 func (c *Client) takeIdle(typ uint8) *conn {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	list, _ := c.pool(typ)
-	n := len(*list)
-	if n == 0 {
-		return nil
+	for i, cn := range slices.Backward(*list) {
+		if cn.version >= versionOf(typ) {
+			*list = slices.Delete(*list, i, i+1)
+			return cn
+		}
 	}
-	cn := (*list)[n-1]
-	(*list)[n-1] = nil
-	*list = (*list)[:n-1]
-	return cn
+	return nil
 }
 
-// take returns an idle connection that still looks alive, or a new one: always, where
-// the one before may not speak the version that has the call.
+// take returns an idle connection that still looks alive, or a new one.
 func (c *Client) take(ctx context.Context, typ uint8) (cn *conn, reused bool, err error) {
-	version := versionOf(typ)
-	for version < Version {
+	for {
 		cn := c.takeIdle(typ)
 		if cn == nil {
 			break
@@ -122,7 +120,8 @@ func (c *Client) take(ctx context.Context, typ uint8) (cn *conn, reused bool, er
 		return nil, false, &dsec.Error{Code: dsec.CodeUnavailable, Message: "chronus cannot be reached", Err: err}
 	}
 	cn = newConn(nc)
-	cn.out = append(append(cn.out, preface[:]...), version) // goes out with the first request
+	cn.version = versionOf(typ)
+	cn.out = append(append(cn.out, preface[:]...), cn.version) // goes out with the first request
 	return cn, false, nil
 }
 
@@ -245,7 +244,7 @@ func (k *call) next() (typ uint8, d *dec, err error) {
 		if err == errMalformed {
 			return 0, nil, k.broken(err)
 		}
-		k.end(true)
+		k.end(dsec.CodeOf(err) != dsec.CodeUnsupported) // of the version, which ends the connection too
 		return 0, nil, err
 	case frameEvent, frameData:
 		k.lost = dsec.CodeUnavailable

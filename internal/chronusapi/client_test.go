@@ -335,6 +335,7 @@ func TestInvalidRequestsAreRefusedBeforeTheyAreSent(t *testing.T) {
 		_, err := c.Start(t.Context(), tt.req)
 		wantInvalid(t, tt.field, err)
 	}
+	wantInvalid(t, "tag", c.ForgetTag(t.Context(), 0))
 	wantInvalid(t, "signal", c.Signal(t.Context(), 1, 999, false))
 	wantInvalid(t, "path", c.Remove(t.Context(), "a", false))
 	_, err := c.Read(t.Context(), "/a", -1, 0)
@@ -386,8 +387,14 @@ func TestChronusOfTheVersionBefore(t *testing.T) {
 		if err := c.Hold(t.Context()); err == nil || dsec.CodeOf(err) != dsec.CodeUnsupported {
 			t.Errorf("Hold: %v, want unsupported", err)
 		}
+		if _, err := c.Start(t.Context(), StartRequest{Command: Command{Argv: []string{"true"}}, Tag: 1}); err == nil || dsec.CodeOf(err) != dsec.CodeUnsupported {
+			t.Errorf("a start with a tag: %v, want unsupported", err)
+		}
+		if _, err := c.FindTag(t.Context(), 1); err == nil || dsec.CodeOf(err) != dsec.CodeUnsupported {
+			t.Errorf("FindTag: %v, want unsupported", err)
+		}
 	}
-	if n := dials.Load(); n > 4 {
+	if n := dials.Load(); n > 7 {
 		t.Errorf("%d connections", n)
 	}
 }

@@ -46,7 +46,10 @@ const (
 	callSetup
 	callAddGroup
 	callInterrupt
-	callHold // since version 2
+	callHold // this and all that follow since version 2
+	callStartTagged
+	callFindTag
+	callForgetTag
 
 	frameResult uint8 = 0x80 // last of a call: it worked
 	frameError  uint8 = 0x81 // last of a call: it did not
@@ -64,7 +67,7 @@ var preface = [4]byte{'d', 's', 'e', 'c'}
 // versionOf is the first version that has a call: which a client speaks to make it,
 // so that a chronus of the version before serves all others.
 func versionOf(call uint8) uint8 {
-	if call == callHold {
+	if call >= callHold {
 		return Version
 	}
 	return Version - 1
@@ -81,7 +84,8 @@ type conn struct {
 	in  []byte // payload of the last message read; valid until the next
 	out []byte // frames not yet written
 
-	idleSince time.Time // of a client's, in its pool
+	version   uint8     // of a client's: what it speaks
+	idleSince time.Time // of one in the client's pool
 }
 
 func newConn(nc net.Conn) *conn {

@@ -40,6 +40,8 @@ func (quietHandler) Start(_ context.Context, req StartRequest, sink Sink) error 
 	_ = sink(Event{Kind: EventStarted, Process: 1, PID: 1})
 	return sink(exited(0))
 }
+func (quietHandler) FindTag(context.Context, uint64) (uint64, error)             { return 0, nil }
+func (quietHandler) ForgetTag(context.Context, uint64) error                     { return nil }
 func (quietHandler) Attach(context.Context, uint64, uint64, Sink) error          { return nil }
 func (quietHandler) Processes(context.Context) ([]Process, error)                { return nil, nil }
 func (quietHandler) Signal(context.Context, uint64, int, bool) error             { return nil }
@@ -94,6 +96,8 @@ func FuzzServe(f *testing.F) {
 		callUpload, request(func(e *enc) { e.uploadRequest(&UploadRequest{Path: "/a"}) }), frameAbort, []byte(nil)))
 	f.Add(framed(callRunCommand, request(func(e *enc) { e.sessionCommand(&SessionCommand{Session: "s", Command: "x"}) }),
 		callStat, request(func(e *enc) { e.str("/a"); e.bool(true) })))
+	f.Add(framed(callStartTagged, request(func(e *enc) { e.u64(7); e.startRequest(&start) }), callFindTag, request(func(e *enc) { e.u64(7) }),
+		callForgetTag, request(func(e *enc) { e.u64(7) }), callFindTag, request(func(e *enc) { e.u64(0) })))
 	f.Add(append(framed(), frameMore, 0xff, 0xff, 0xff, 0xff))
 	f.Add(append(framed(), callStart, 0, 0, 0, 4, 0xff, 0xff, 0xff, 0xff))
 	f.Add([]byte("GET / HTTP/1.1\r\n\r\n"))
@@ -132,6 +136,7 @@ func FuzzClient(f *testing.F) {
 		}
 		c.Close()
 		_, _ = c.Processes(ctx)
+		_, _ = c.FindTag(ctx, 1)
 		_, _, _ = c.ListDir(ctx, "/", "", 1)
 		if r, err := c.Read(ctx, "/", 0, -1); err == nil {
 			_, _ = io.Copy(io.Discard, r)

@@ -16,8 +16,10 @@ func (s *server) serve(ctx context.Context, call uint8, d *dec) error {
 		}
 		info, err := s.h.Info(ctx)
 		return s.answer(err, func(e *enc) { e.info(&info) })
-	case callStart, callAttach, callProcesses, callSignal, callWriteStdin, callResize:
+	case callStart, callStartTagged, callAttach, callProcesses, callSignal, callWriteStdin, callResize:
 		return s.serveProcess(ctx, call, d)
+	case callFindTag, callForgetTag:
+		return s.serveTag(ctx, call, d)
 	case callOpenSession, callRunCommand, callSessions, callCloseSession, callInterrupt:
 		return s.serveSession(ctx, call, d)
 	}
@@ -26,15 +28,8 @@ func (s *server) serve(ctx context.Context, call uint8, d *dec) error {
 
 func (s *server) serveProcess(ctx context.Context, call uint8, d *dec) error {
 	switch call {
-	case callStart:
-		req := d.startRequest()
-		if !d.ok() {
-			return errMalformed
-		}
-		if err := req.Validate(); err != nil {
-			return s.answer(err, nil)
-		}
-		return s.stream(ctx, func(ctx context.Context, sink Sink) error { return s.h.Start(ctx, req, sink) })
+	case callStart, callStartTagged:
+		return s.serveStart(ctx, call == callStartTagged, d)
 	case callAttach:
 		id, from := d.u64(), d.u64()
 		if !d.ok() {
@@ -85,6 +80,41 @@ func (s *server) serveProcess(ctx context.Context, call uint8, d *dec) error {
 		return s.answer(err, nil)
 	}
 	return errMalformed
+}
+
+func (s *server) serveStart(ctx context.Context, tagged bool, d *dec) error {
+	var tag uint64
+	if tagged {
+		tag = d.u64()
+	}
+	req := d.startRequest()
+	req.Tag = tag
+	if !d.ok() {
+		return errMalformed
+	}
+	err := req.Validate()
+	if err == nil && tagged {
+		err = checkTag(tag)
+	}
+	if err != nil {
+		return s.answer(err, nil)
+	}
+	return s.stream(ctx, func(ctx context.Context, sink Sink) error { return s.h.Start(ctx, req, sink) })
+}
+
+func (s *server) serveTag(ctx context.Context, call uint8, d *dec) error {
+	tag := d.u64()
+	if !d.ok() {
+		return errMalformed
+	}
+	if err := checkTag(tag); err != nil {
+		return s.answer(err, nil)
+	}
+	if call == callForgetTag {
+		return s.answer(s.h.ForgetTag(ctx, tag), nil)
+	}
+	process, err := s.h.FindTag(ctx, tag)
+	return s.answer(err, func(e *enc) { e.u64(process) })
 }
 
 func (s *server) serveSession(ctx context.Context, call uint8, d *dec) error {

@@ -183,6 +183,13 @@ func checkSignal(signal int) error {
 	return nil
 }
 
+func checkTag(tag uint64) error {
+	if tag == 0 {
+		return dsec.Invalid("tag", "want a number of at least 1, got 0")
+	}
+	return nil
+}
+
 // checkRange checks the range of a Read; length -1 is up to the end.
 func checkRange(path string, offset, length int64) error {
 	if offset < 0 {

@@ -160,6 +160,9 @@ func (l *Log) Resume(ctx context.Context, id dsec.SandboxID, seq uint64) (*Actio
 // Output takes what the action writes, in order.
 func (a *Action) Output(stream dsecv1.Stream, data []byte) { a.spool.write(stream, data) }
 
+// Gap notes that the next n bytes that the action wrote are not known any more.
+func (a *Action) Gap(n int64, reason string) { a.spool.miss(n, cutString(reason, maxText/2)) }
+
 // Done is closed when the action has ended, whatever came of noting that.
 func (a *Action) Done() <-chan struct{} { return a.done }
 

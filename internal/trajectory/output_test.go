@@ -30,15 +30,20 @@ func endOf(t testing.TB, l *Log, id dsec.SandboxID, a *Action) *dsecv1.Trajector
 }
 
 type written struct {
-	stream dsecv1.Stream
-	data   []byte
+	stream  dsecv1.Stream
+	data    []byte
+	missing int64 // in place of data
 }
 
 // merged are pieces of output with neighbours of one stream as one.
 func merged(pieces []written) string {
 	var b strings.Builder
-	last := dsecv1.Stream(-1)
-	for _, p := range pieces {
+	last, missing := dsecv1.Stream(-1), int64(0)
+	for i, p := range pieces {
+		if missing += p.missing; missing > 0 && (i+1 == len(pieces) || len(pieces[i+1].data) > 0) {
+			fmt.Fprintf(&b, "<%d missing>", missing)
+			last, missing = -1, 0
+		}
 		if len(p.data) == 0 {
 			continue
 		}
@@ -51,11 +56,23 @@ func merged(pieces []written) string {
 	return b.String()
 }
 
+func asWritten(p *dsecv1.TrajectoryOutputPiece) written {
+	return written{p.Stream, p.Data, p.MissingBytes}
+}
+
+func mergedPieces(pieces []*dsecv1.TrajectoryOutputPiece) string {
+	var all []written
+	for _, p := range pieces {
+		all = append(all, asWritten(p))
+	}
+	return merged(all)
+}
+
 func output(t testing.TB, l *Log, id dsec.SandboxID, seq uint64) string {
 	t.Helper()
 	var pieces []written
 	err := l.Output(t.Context(), id, seq, func(p *dsecv1.TrajectoryOutputPiece) error {
-		pieces = append(pieces, written{p.Stream, p.Data})
+		pieces = append(pieces, asWritten(p))
 		return nil
 	})
 	if err != nil {
@@ -78,8 +95,8 @@ func files(t testing.TB, l *Log, name string) (names []string) {
 	return names
 }
 
-// Output comes back in order and whole, however it was cut, and the same output
-// is kept once.
+// Output comes back in order and whole but for what was told to be missing, however
+// it was cut, and the same output is kept once.
 func TestOutputComesBackAsItWasWritten(t *testing.T) {
 	dir := t.TempDir()
 	rapid.Check(t, func(rt *rapid.T) {
@@ -93,12 +110,16 @@ func TestOutputComesBackAsItWasWritten(t *testing.T) {
 			rt.Fatal(err)
 		}
 		var pieces []written
-		total := int64(0)
+		total, missing := int64(0), int64(0)
 		random := rand.NewChaCha8([32]byte{1})
 		for range rapid.IntRange(0, 6).Draw(rt, "pieces") {
+			if n := rapid.SampledFrom([]int64{0, 0, 0, 1, 1 << 40}).Draw(rt, "missing"); n > 0 {
+				pieces = append(pieces, written{missing: n})
+				total, missing = total+n, missing+n
+			}
 			data := make([]byte, rapid.SampledFrom([]int{0, 1, 100, 3000, 64 << 10, 64<<10 + 1, 200 << 10}).Draw(rt, "bytes"))
 			random.Read(data)
-			pieces = append(pieces, written{rapid.SampledFrom([]dsecv1.Stream{dsecv1.Stream_STREAM_STDOUT, dsecv1.Stream_STREAM_STDERR}).Draw(rt, "stream"), data})
+			pieces = append(pieces, written{rapid.SampledFrom([]dsecv1.Stream{dsecv1.Stream_STREAM_STDOUT, dsecv1.Stream_STREAM_STDERR}).Draw(rt, "stream"), data, 0})
 			total += int64(len(data))
 		}
 		want := merged(pieces)
@@ -106,6 +127,11 @@ func TestOutputComesBackAsItWasWritten(t *testing.T) {
 		for range 2 { // written as pieces of different sizes
 			a := begin(t, l, id, "x", "")
 			for _, p := range pieces {
+				if p.missing > 0 {
+					half := rapid.Int64Range(0, p.missing).Draw(rt, "gap")
+					a.Gap(half, "why")
+					a.Gap(p.missing-half, "another reason")
+				}
 				for rest := p.data; len(rest) > 0; {
 					n := rapid.IntRange(max(1, len(rest)/3), len(rest)).Draw(rt, "write")
 					a.Output(p.stream, rest[:n])
@@ -120,7 +146,7 @@ func TestOutputComesBackAsItWasWritten(t *testing.T) {
 				}
 				return
 			}
-			if e.Output.TotalBytes != total || e.Output.KeptBytes != total || e.Output.GapReason != "" || (e.Output.Digest == nil) != (total <= inlineOutput) {
+			if e.Output.TotalBytes != total || e.Output.KeptBytes != total-missing || (e.Output.GapReason != "") != (missing > 0) || (e.Output.Digest == nil) != (total-missing <= inlineOutput) {
 				rt.Fatalf("%d bytes: total %d, kept %d, digest %x, gap %q", total, e.Output.TotalBytes, e.Output.KeptBytes, e.Output.Digest, e.Output.GapReason)
 			}
 			if got := output(t, l, id, e.Seq); got != want {
@@ -128,7 +154,7 @@ func TestOutputComesBackAsItWasWritten(t *testing.T) {
 			}
 			if e.Output.Digest != nil {
 				head, tail := e.Output.Head, e.Output.Tail
-				if length(head) != endOutput || length(tail) != endOutput || !bytes.HasPrefix([]byte(want)[len("<1>"):], head[0].Data) || !strings.HasSuffix(want, string(tail[len(tail)-1].Data)) {
+				if length(head) != endOutput || length(tail) != endOutput || !strings.HasPrefix(want, mergedPieces(head)) || !strings.HasSuffix(want, mergedPieces(tail)[len("<1>"):]) {
 					rt.Fatalf("ends of %d and %d bytes", length(head), length(tail))
 				}
 			}
@@ -220,6 +246,33 @@ func TestEndlessOutputCostsABoundedAmount(t *testing.T) {
 	}
 }
 
+// Holes by turns with single bytes cost a bounded amount, too, and of those after a
+// bound was met the end tells.
+func TestManyHoles(t *testing.T) {
+	l := open(t, Options{Dir: t.TempDir(), MaxOutput: 1500})
+	id := newSandbox(t, l)
+	a := begin(t, l, id, "x", "")
+	var want []written
+	for i := range 2000 {
+		a.Output(dsecv1.Stream_STREAM_STDOUT, []byte{byte(i)})
+		a.Gap(2, "lost on the way")
+		if i < 1500 {
+			want = append(want, written{stream: dsecv1.Stream_STREAM_STDOUT, data: []byte{byte(i)}}, written{missing: 2})
+		}
+	}
+	end(t, a, 0)
+	out := endOf(t, l, id, a).Output
+	if out.TotalBytes != 6000 || out.KeptBytes != 1500 || out.GapReason != "lost on the way; it is more than is kept of one action" {
+		t.Errorf("total %d, kept %d, %q", out.TotalBytes, out.KeptBytes, out.GapReason)
+	}
+	if got := output(t, l, id, 2); got != merged(want) {
+		t.Error("output with holes came back otherwise")
+	}
+	if tail := out.Tail; len(tail) != endPieces || tail[len(tail)-1].MissingBytes != 2 || len(out.Head) != endPieces || out.Head[1].MissingBytes != 2 {
+		t.Errorf("ends of %d and %d pieces", len(out.Head), len(tail))
+	}
+}
+
 // Two streams by turns, byte by byte, make a whole that is much longer as messages.
 func TestOutputInManySmallPieces(t *testing.T) {
 	l := open(t, Options{Dir: t.TempDir()})
@@ -227,7 +280,7 @@ func TestOutputInManySmallPieces(t *testing.T) {
 	a := begin(t, l, id, "x", "")
 	var want []written
 	for i := range 60_000 {
-		p := written{dsecv1.Stream(1 + i%2), []byte{byte(i)}}
+		p := written{stream: dsecv1.Stream(1 + i%2), data: []byte{byte(i)}}
 		a.Output(p.stream, p.data)
 		want = append(want, p)
 	}

@@ -2,6 +2,7 @@ package trajectory
 
 import (
 	"encoding/binary"
+	"strings"
 	"sync"
 
 	"google.golang.org/protobuf/encoding/protowire"
@@ -33,6 +34,7 @@ type spool struct {
 	object *object
 	piece  dsecv1.TrajectoryOutputPiece // next of object
 	gap    string                       // why nothing more is kept
+	hole   string                       // why something before is missing
 }
 
 type spoolMode uint8
@@ -73,10 +75,34 @@ func (s *spool) write(stream dsecv1.Stream, data []byte) {
 	s.tail = lastBytes(appendPiece(s.tail, stream, data[max(0, len(data)-endOutput):]))
 }
 
+// miss stands in for n bytes that nobody has.
+func (s *spool) miss(n int64, reason string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.mode == spoolClosed || n <= 0 {
+		return
+	}
+	s.total += n
+	if s.hole == "" {
+		s.hole = reason
+	}
+	if s.mode == spoolInline && len(s.head) < inlinePieces {
+		s.head = appendHole(s.head, n)
+		return
+	}
+	if s.mode == spoolInline {
+		s.spill()
+	}
+	if s.mode == spoolObject && s.gap == "" {
+		s.feedHole(n)
+	}
+	s.tail = lastBytes(appendHole(s.tail, n))
+}
+
 // take takes up to n bytes of what may be kept.
 func (s *spool) take(n int) int {
 	if s.gap != "" {
-		return 0 // what is kept has no holes
+		return 0 // what is kept has no holes but those that miss told of
 	}
 	l := s.log
 	l.mu.Lock()
@@ -109,6 +135,7 @@ func (s *spool) spill() {
 	}
 	for _, p := range all {
 		s.feed(p.Stream, p.Data)
+		s.feedHole(p.MissingBytes)
 	}
 }
 
@@ -116,7 +143,7 @@ func (s *spool) spill() {
 // for an output.
 func (s *spool) feed(stream dsecv1.Stream, data []byte) {
 	for len(data) > 0 && s.mode == spoolObject {
-		if s.piece.Stream != stream || len(s.piece.Data) == maxPiece {
+		if s.piece.Stream != stream || len(s.piece.Data) == maxPiece || s.piece.MissingBytes > 0 {
 			s.flush()
 		}
 		n := min(len(data), maxPiece-len(s.piece.Data))
@@ -125,16 +152,33 @@ func (s *spool) feed(stream dsecv1.Stream, data []byte) {
 	}
 }
 
+// feedHole adds what is missing.
+func (s *spool) feedHole(n int64) {
+	if n == 0 || s.mode != spoolObject {
+		return
+	}
+	if s.piece.MissingBytes == 0 {
+		s.flush()
+	}
+	s.piece.MissingBytes += n
+}
+
 // flush writes the next piece as a message after its length.
 func (s *spool) flush() {
-	if s.mode != spoolObject || len(s.piece.Data) == 0 {
+	if s.mode != spoolObject || len(s.piece.Data) == 0 && s.piece.MissingBytes == 0 {
 		return
 	}
 	var a [32]byte
-	head := protowire.AppendTag(a[:0], 1, protowire.VarintType)
-	head = protowire.AppendVarint(head, uint64(s.piece.Stream))
-	head = protowire.AppendTag(head, 2, protowire.BytesType)
-	head = protowire.AppendVarint(head, uint64(len(s.piece.Data)))
+	head := a[:0]
+	if s.piece.MissingBytes > 0 {
+		head = protowire.AppendTag(head, 3, protowire.VarintType)
+		head = protowire.AppendVarint(head, uint64(s.piece.MissingBytes))
+	} else {
+		head = protowire.AppendTag(head, 1, protowire.VarintType)
+		head = protowire.AppendVarint(head, uint64(s.piece.Stream))
+		head = protowire.AppendTag(head, 2, protowire.BytesType)
+		head = protowire.AppendVarint(head, uint64(len(s.piece.Data)))
+	}
 	_, err := s.object.Write(binary.AppendUvarint(nil, uint64(len(head)+len(s.piece.Data))))
 	if err == nil {
 		_, err = s.object.Write(head)
@@ -142,7 +186,7 @@ func (s *spool) flush() {
 	if err == nil {
 		_, err = s.object.Write(s.piece.Data)
 	}
-	s.piece.Data = s.piece.Data[:0]
+	s.piece.Data, s.piece.MissingBytes = s.piece.Data[:0], 0
 	if err != nil {
 		s.failed(err)
 	}
@@ -177,7 +221,7 @@ func (s *spool) finish() (*dsecv1.TrajectoryOutput, uint32) {
 		out.KeptBytes = s.taken
 	}
 	if out.KeptBytes < out.TotalBytes {
-		out.GapReason = s.gap
+		out.GapReason = strings.Trim(s.hole+"; "+s.gap, "; ")
 	}
 	return out, uint32(out.KeptBytes)
 }
@@ -207,13 +251,23 @@ func (s *spool) close() {
 
 // appendPiece adds data to the last piece where that is of the same stream.
 func appendPiece(pieces []*dsecv1.TrajectoryOutputPiece, stream dsecv1.Stream, data []byte) []*dsecv1.TrajectoryOutputPiece {
-	if n := len(pieces); n > 0 && pieces[n-1].Stream == stream {
+	if n := len(pieces); n > 0 && pieces[n-1].Stream == stream && pieces[n-1].MissingBytes == 0 {
 		pieces[n-1].Data = append(pieces[n-1].Data, data...)
 		return pieces
 	}
 	return append(pieces, &dsecv1.TrajectoryOutputPiece{Stream: stream, Data: append([]byte(nil), data...)})
 }
 
+// appendHole is appendPiece of what is missing.
+func appendHole(pieces []*dsecv1.TrajectoryOutputPiece, missing int64) []*dsecv1.TrajectoryOutputPiece {
+	if n := len(pieces); n > 0 && pieces[n-1].MissingBytes > 0 {
+		pieces[n-1].MissingBytes += missing
+		return pieces
+	}
+	return append(pieces, &dsecv1.TrajectoryOutputPiece{MissingBytes: missing})
+}
+
+// length is how many bytes there are, without what is missing.
 func length(pieces []*dsecv1.TrajectoryOutputPiece) (n int64) {
 	for _, p := range pieces {
 		n += int64(len(p.Data))
@@ -225,16 +279,23 @@ func length(pieces []*dsecv1.TrajectoryOutputPiece) (n int64) {
 func firstBytes(pieces []*dsecv1.TrajectoryOutputPiece, bytes, most int) (first []*dsecv1.TrajectoryOutputPiece) {
 	for _, p := range pieces {
 		n := min(bytes, len(p.Data))
-		if n == 0 || len(first) == most {
+		if n == 0 && p.MissingBytes == 0 || len(first) == most {
 			break
 		}
+		if p.MissingBytes > 0 {
+			first = appendHole(first, p.MissingBytes)
+			continue
+		}
 		first = appendPiece(first, p.Stream, p.Data[:n])
-		bytes -= n
+		if bytes -= n; n < len(p.Data) {
+			break
+		}
 	}
 	return first
 }
 
-// lastBytes is what is last of pieces, in place.
+// lastBytes is what is last of pieces, in place. Where that is as much as it can be,
+// it begins with data: what was before that may not be among the pieces.
 func lastBytes(pieces []*dsecv1.TrajectoryOutputPiece) []*dsecv1.TrajectoryOutputPiece {
 	pieces = pieces[max(0, len(pieces)-endPieces):]
 	over := length(pieces) - endOutput
@@ -247,6 +308,9 @@ func lastBytes(pieces []*dsecv1.TrajectoryOutputPiece) []*dsecv1.TrajectoryOutpu
 			continue
 		}
 		p.Data = append(p.Data[:0], p.Data[n:]...)
+	}
+	for over == 0 && pieces[0].MissingBytes > 0 {
+		pieces = pieces[1:]
 	}
 	return pieces
 }

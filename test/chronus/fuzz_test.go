@@ -24,6 +24,8 @@ func FuzzInput(f *testing.F) {
 		frame(8, u32(0), str(""), str("")) + frame(9, str("s1"), str("true"), u32(0), u32(0), u32(0), u32(0)) + frame(10) + frame(23, str("s1")) + frame(11, str("s1")),
 		frame(6, u32(0), u32(1), "\x01", str("data")) + frame(7, u32(0), u32(1), "\x00\x18\x00\x50"),
 		frame(callStat, str("/"), "\x00"), frame(callWrite, str("/x"), u32(0), str(""), "\x00") + frame(frameData, "x") + frame(0x84) + frame(callInfo),
+		frame(callStartTagged, u32(0), u32(9), startFrame(nil)[5:]) + frame(callFindTag, u32(0), u32(9)) + frame(callStartTagged, u32(0), u32(9), startFrame(nil)[5:]) + frame(callForgetTag, u32(0), u32(9)),
+		frame(callFindTag, u32(0), u32(9)) + frame(callStartTagged, u32(0), u32(9), startFrame(nil)[5:]) + frame(callFindTag, u32(0), u32(0)),
 		frame(24, "\x01") + startFrame(map[string]string{"timeout": u32(0) + u32(1)}) + frame(24, "\x00"), frame(21, u32(0)), frame(22, "\x00\x00\x00\x00\x00") + startFrame(nil), frame(frameMore, "\x00") + frame(callInfo), frame(callStart, u32(1<<32-1)),
 	}
 	for _, s := range seeds {

@@ -22,6 +22,10 @@ const (
 
 	callRunCommand = 9
 
+	callStartTagged = 25
+	callFindTag     = 26
+	callForgetTag   = 27
+
 	frameResult = 0x80
 	frameError  = 0x81
 	frameData   = 0x83
@@ -29,7 +33,10 @@ const (
 	frameMore   = 0x86
 )
 
-const preface = "dsec\x01"
+const (
+	preface = "dsec\x01"
+	newer   = "dsec\x02"
+)
 
 func frame(typ byte, payload ...string) string {
 	all := strings.Join(payload, "")
@@ -123,7 +130,7 @@ func TestMalformedMessagesEndTheirConnectionOnly(t *testing.T) {
 			"another protocol":    "GET / HTTP/1.1\r\n\r\n",
 			"half a header":       preface + "\x01\x00",
 			"half a payload":      preface + "\x02\x00\x00\x00\x10abc",
-			"no such call":        preface + frame(25),
+			"no such call":        preface + frame(28),
 			"call 0":              preface + frame(0),
 			"a call for files":    preface + frame(callStat, str("/"), "\x00"),
 			"a file's content":    preface + frame(callWrite, str("/x"), u32(0), str(""), "\x00") + frame(frameData, "x"),
@@ -141,6 +148,9 @@ func TestMalformedMessagesEndTheirConnectionOnly(t *testing.T) {
 			"a rest":              preface + startFrame(map[string]string{"end": "x"}),
 			"no end":              preface + frame(callStart, u32(1)),
 			"a long user":         preface + startFrame(map[string]string{"user": str(strings.Repeat("u", 300))}),
+			"a tag alone":         newer + frame(callStartTagged, u32(0)+u32(1)),
+			"no tag to find":      newer + frame(callFindTag),
+			"half a tag":          newer + frame(callForgetTag, u32(1)),
 			"a long directory":    preface + startFrame(map[string]string{"cwd": str("/" + strings.Repeat("d", 5000))}),
 		} {
 			n := 1 // it ends the connection in place of an answer
@@ -151,7 +161,12 @@ func TestMalformedMessagesEndTheirConnectionOnly(t *testing.T) {
 				t.Errorf("%s: got %q", name, r)
 			}
 		}
-		if r := f.talk(t, 1, "dsec\x02", frame(callInfo)); r[0] != frameResult {
+		for _, call := range []string{frame(callStartTagged, u32(0)+u32(0)+startFrame(nil)[5:]), frame(callFindTag, u32(0)+u32(0)), frame(callForgetTag, u32(0)+u32(0))} {
+			if r := f.talk(t, 1, newer, call); r == "" || r[0] != frameError || !strings.Contains(r, str("invalid")+str("tag")) {
+				t.Errorf("tag 0: got %q", r)
+			}
+		}
+		if r := f.talk(t, 1, newer, frame(callInfo)); r[0] != frameResult {
 			t.Errorf("the newer version: %q", r)
 		}
 		for _, other := range []string{"0", "3"} {

@@ -21,6 +21,7 @@ import (
 const (
 	spoolLimit   = 256 << 10 // bytes of output that are kept of one command
 	maxBlock     = 64 << 10  // they are kept in blocks
+	budgetLimit  = 8 << 20   // of all commands
 	keepFinished = 64        // commands that are listed after their end
 )
 

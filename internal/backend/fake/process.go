@@ -17,9 +17,6 @@ import (
 	"github.com/opendsec/dsec/internal/chronusapi"
 )
 
-// keepEnded is how many ended commands are remembered.
-const keepEnded = 64
-
 const sigKill = 9
 
 // ignored are the signals whose default action does not end a process, and
@@ -36,6 +33,7 @@ type chronus struct {
 	lastID   uint64
 	procs    map[uint64]*process
 	ended    []uint64 // oldest first
+	tags     tags
 	sessions map[string]*session
 }
 
@@ -77,6 +75,8 @@ type process struct {
 	begun   time.Duration // how long the machine had lived
 	pty     bool
 	session string
+	tag     uint64
+	keep    bool // its tag was not forgotten; chronus.mu guards it
 	spool   *spool
 	in      *input
 	limit   int64 // bytes of output, 0 is none
@@ -183,7 +183,7 @@ func (r inputReader) Read(b []byte) (int, error) {
 }
 
 // newProcess registers a command. It takes a group where the machine needs them.
-func (c *chronus) newProcess(argv []string, session string) (*process, error) {
+func (c *chronus) newProcess(argv []string, tag uint64) (*process, error) {
 	if err := c.takeGroup(); err != nil {
 		return nil, err
 	}
@@ -196,9 +196,13 @@ func (c *chronus) newProcess(argv []string, session string) (*process, error) {
 		c.giveGroup()
 		return nil, dsec.Errorf(dsec.CodeExhausted, "%d commands run in this sandbox, which is the most at once", chronusapi.MaxProcesses)
 	}
+	if err := c.claim(tag); err != nil {
+		c.giveGroup()
+		return nil, err
+	}
 	c.lastID++
 	p := &process{
-		id: c.lastID, pid: int(c.lastID) + 1, argv: argv, started: time.Now(), begun: c.m.live(), session: session,
+		id: c.lastID, pid: int(c.lastID) + 1, argv: argv, started: time.Now(), begun: c.m.live(), tag: tag, keep: tag != 0,
 		spool: &spool{}, in: &input{}, killed: make(chan struct{}), tree: make(chan struct{}),
 	}
 	c.procs[p.id] = p
@@ -241,10 +245,7 @@ func (c *chronus) finish(p *process, code int) {
 	c.giveGroup()
 	c.mu.Lock()
 	c.ended = append(c.ended, p.id)
-	if len(c.ended) > keepEnded {
-		delete(c.procs, c.ended[0])
-		c.ended = c.ended[1:]
-	}
+	c.forgetOldest()
 	dead := c.dead
 	c.mu.Unlock()
 	if dead {
@@ -276,7 +277,7 @@ func (c *chronus) Start(ctx context.Context, req chronusapi.StartRequest, sink c
 	if err := c.check(cmd.Cwd, cmd.User, "command."); err != nil {
 		return err
 	}
-	p, err := c.newProcess(argv, "")
+	p, err := c.newProcess(argv, req.Tag)
 	if err != nil {
 		return err
 	}
@@ -287,15 +288,15 @@ func (c *chronus) Start(ctx context.Context, req chronusapi.StartRequest, sink c
 	if req.PTY != nil {
 		p.pty, p.size = true, *req.PTY
 	}
+	stop := func() {}
 	if cmd.Timeout > 0 {
-		stop := c.m.after(cmd.Timeout, p.expire)
-		defer func() {
-			if !req.Detach {
-				stop()
-			}
-		}()
+		stop = c.m.after(cmd.Timeout, p.expire)
 	}
-	go func() { c.finish(p, c.run(p, argv, cmd.Env, cmd.Cwd)) }()
+	go func() {
+		code := c.run(p, argv, cmd.Env, cmd.Cwd)
+		stop()
+		c.finish(p, code)
+	}()
 	err = sink(chronusapi.Event{Kind: chronusapi.EventStarted, Process: p.id, PID: p.pid})
 	if err == nil && !req.Detach {
 		err = p.spool.follow(ctx, 0, true, sink)

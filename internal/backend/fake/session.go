@@ -45,7 +45,7 @@ func (c *chronus) OpenSession(_ context.Context, req chronusapi.SessionRequest) 
 	if n >= chronusapi.MaxSessions {
 		return chronusapi.Session{}, dsec.Errorf(dsec.CodeExhausted, "%d sessions are open, which is the most at once", n)
 	}
-	p, err := c.newProcess([]string{"sh"}, "")
+	p, err := c.newProcess([]string{"sh"}, 0)
 	if err != nil {
 		return chronusapi.Session{}, err
 	}

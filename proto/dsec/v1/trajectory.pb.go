@@ -636,8 +636,9 @@ type TrajectoryOutput struct {
 	Tail  []*TrajectoryOutputPiece `protobuf:"bytes,2,rep,name=tail,proto3" json:"tail,omitempty"`
 	// Bytes that were written, of all streams together.
 	TotalBytes int64 `protobuf:"varint,3,opt,name=total_bytes,json=totalBytes,proto3" json:"total_bytes,omitempty"`
-	// The first so many are kept: all, unless a bound was met. Together with
-	// tail, which is of the end, the rest is the gap.
+	// So many are kept: the first, up to where a bound was met, without those
+	// of which a piece says that they are missing. Of what is after the bound
+	// tail has the end.
 	KeptBytes int64 `protobuf:"varint,4,opt,name=kept_bytes,json=keptBytes,proto3" json:"kept_bytes,omitempty"`
 	// SHA-256 of the object: the pieces of all that is kept as messages, each
 	// after its length (varint), none over 64 KiB and as few as there can be.
@@ -721,9 +722,11 @@ func (x *TrajectoryOutput) GetGapReason() string {
 }
 
 type TrajectoryOutputPiece struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Stream        Stream                 `protobuf:"varint,1,opt,name=stream,proto3,enum=dsec.v1.Stream" json:"stream,omitempty"`
-	Data          []byte                 `protobuf:"bytes,2,opt,name=data,proto3" json:"data,omitempty"`
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Stream Stream                 `protobuf:"varint,1,opt,name=stream,proto3,enum=dsec.v1.Stream" json:"stream,omitempty"`
+	Data   []byte                 `protobuf:"bytes,2,opt,name=data,proto3" json:"data,omitempty"`
+	// In place of data: so many bytes, of any stream, are missing here.
+	MissingBytes  int64 `protobuf:"varint,3,opt,name=missing_bytes,json=missingBytes,proto3" json:"missing_bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -770,6 +773,13 @@ func (x *TrajectoryOutputPiece) GetData() []byte {
 		return x.Data
 	}
 	return nil
+}
+
+func (x *TrajectoryOutputPiece) GetMissingBytes() int64 {
+	if x != nil {
+		return x.MissingBytes
+	}
+	return 0
 }
 
 // TrajectoryGap stands for entries of which nothing can be told any more. Its
@@ -1216,10 +1226,11 @@ const file_dsec_v1_trajectory_proto_rawDesc = "" +
 	"kept_bytes\x18\x04 \x01(\x03R\tkeptBytes\x12\x16\n" +
 	"\x06digest\x18\x05 \x01(\fR\x06digest\x12\x1d\n" +
 	"\n" +
-	"gap_reason\x18\x06 \x01(\tR\tgapReason\"T\n" +
+	"gap_reason\x18\x06 \x01(\tR\tgapReason\"y\n" +
 	"\x15TrajectoryOutputPiece\x12'\n" +
 	"\x06stream\x18\x01 \x01(\x0e2\x0f.dsec.v1.StreamR\x06stream\x12\x12\n" +
-	"\x04data\x18\x02 \x01(\fR\x04data\"B\n" +
+	"\x04data\x18\x02 \x01(\fR\x04data\x12#\n" +
+	"\rmissing_bytes\x18\x03 \x01(\x03R\fmissingBytes\"B\n" +
 	"\rTrajectoryGap\x12\x19\n" +
 	"\blast_seq\x18\x01 \x01(\x04R\alastSeq\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\"\x9d\x01\n" +

@@ -182,12 +182,14 @@ class TrajectoryOutput(_message.Message):
     def __init__(self, head: _Optional[_Iterable[_Union[TrajectoryOutputPiece, _Mapping]]] = ..., tail: _Optional[_Iterable[_Union[TrajectoryOutputPiece, _Mapping]]] = ..., total_bytes: _Optional[int] = ..., kept_bytes: _Optional[int] = ..., digest: _Optional[bytes] = ..., gap_reason: _Optional[str] = ...) -> None: ...
 
 class TrajectoryOutputPiece(_message.Message):
-    __slots__ = ("stream", "data")
+    __slots__ = ("stream", "data", "missing_bytes")
     STREAM_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
+    MISSING_BYTES_FIELD_NUMBER: _ClassVar[int]
     stream: _process_pb2.Stream
     data: bytes
-    def __init__(self, stream: _Optional[_Union[_process_pb2.Stream, str]] = ..., data: _Optional[bytes] = ...) -> None: ...
+    missing_bytes: int
+    def __init__(self, stream: _Optional[_Union[_process_pb2.Stream, str]] = ..., data: _Optional[bytes] = ..., missing_bytes: _Optional[int] = ...) -> None: ...
 
 class TrajectoryGap(_message.Message):
     __slots__ = ("last_seq", "reason")
