@@ -36,7 +36,7 @@ func (p processService) Exec(ctx context.Context, req *connect.Request[dsecv1.Ex
 		return respond(c.execResponse(earlier.Ended))
 	}
 	// Orphan: the death of this edge must not kill the command.
-	start := chronusapi.StartRequest{Command: cmd, Stdin: req.Msg.Stdin, Orphan: true}
+	start := chronusapi.StartRequest{Command: cmd, Stdin: req.Msg.Stdin, Orphan: true, Tag: c.tagFor(a)}
 	exec := func(c *call) (*dsecv1.ExecResponse, error) { return c.exec(a, start, req.Msg.Tag) }
 	if c.origin.action == "" {
 		return respond(exec(c))
@@ -54,6 +54,7 @@ func (c *call) exec(a *trajectory.Action, start chronusapi.StartRequest, tag str
 		return nil, c.finish(a, new(dsecv1.TrajectoryEntry), c.fail(err))
 	}
 	defer ev.Close()
+	defer c.forget(start.Tag)
 	ev.action = a
 	out, err := ev.collect(tag)
 	if err == nil || ev.exited {
@@ -63,6 +64,30 @@ func (c *call) exec(a *trajectory.Action, start chronusapi.StartRequest, tag str
 		return nil, c.failStarted(ev.process, err)
 	}
 	return nil, c.finish(a, &dsecv1.TrajectoryEntry{ProcessId: ev.process}, c.failStarted(ev.process, err))
+}
+
+// tagFor is the tag by which the next edge finds the command of an action that is done
+// once.
+func (c *call) tagFor(a *trajectory.Action) uint64 {
+	if c.origin.action == "" {
+		return 0
+	}
+	return a.Seq
+}
+
+// forget lets go of a command whose end is in the log, unless the next edge is to see to
+// that.
+func (c *call) forget(tag uint64) {
+	if tag == 0 || c.closing() {
+		return
+	}
+	c.e.run(func() {
+		ctx, cancel := context.WithTimeout(c.e.closing, killTimeout)
+		defer cancel()
+		if err := c.client.ForgetTag(ctx, tag); err != nil {
+			c.e.log.Debug("a command's tag is kept", "sandbox", c.s.id, "err", err) // until there is no room for it
+		}
+	})
 }
 
 // leaves ends a command whose stream broke, unless it is to go on: then the next edge

@@ -33,7 +33,8 @@ type pausing struct {
 	at            time.Duration // on the boot clock
 	until         time.Duration // on the boot clock; 0 is never
 	countLifetime bool
-	cut           bool // callers of commands have left meanwhile
+	cut           bool         // callers of commands have left meanwhile
+	actions       []unfinished // to be seen to when it goes on
 
 	out  backend.PagedOut // of the memory, once done is closed
 	stop context.CancelFunc
@@ -207,6 +208,7 @@ func (e *Edge) resume(ctx context.Context, s *sandbox) error {
 		e.staysPaused(s, own)
 		return e.frozen(s, err)
 	}
+	e.settleActions(s, inst, own.actions)
 	if own.cut {
 		e.killCut(s, inst, s.cutSoFar()) // before it takes calls
 	}

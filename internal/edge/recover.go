@@ -314,12 +314,15 @@ func (e *Edge) adopt(ctx context.Context, s *sandbox) bool {
 	if err := e.trajectories.Add(s.id, s.project); err != nil { // made by an edge that had no log
 		e.log.Error("a sandbox has no log", "sandbox", s.id, "err", err)
 	}
-	e.unfinish(s, "the edge was restarted meanwhile")
 	e.watch(s, inst)
 	e.arm(s)
+	actions := e.takeOverActions(s)
 	if s.paused != nil {
-		s.paused.cut = len(cut) > 0
-	} else if len(cut) > 0 {
+		s.paused.cut, s.paused.actions = len(cut) > 0, actions
+		return true
+	}
+	e.settleActions(s, inst, actions)
+	if len(cut) > 0 {
 		e.run(func() { e.killCut(s, inst, cut) })
 	}
 	return true

@@ -28,6 +28,8 @@ func (p processService) Start(ctx context.Context, req *connect.Request[dsecv1.S
 	}
 	if earlier != nil {
 		stream.ResponseHeader().Set(replayedHeader, "1")
+	} else {
+		start.Tag = c.tagFor(a)
 	}
 	out := newSender(ctx, stream.Send)
 	defer out.close()
@@ -76,6 +78,7 @@ func (c *call) run(a *trajectory.Action, start chronusapi.StartRequest, out *sen
 		return c.finish(a, new(dsecv1.TrajectoryEntry), c.fail(err))
 	}
 	defer ev.Close()
+	defer c.forget(start.Tag)
 	ev.action = a
 	defer c.s.follow(a.Seq)()
 	err = ev.forward(out)
@@ -99,14 +102,15 @@ func (c *call) runDetached(a *trajectory.Action, start chronusapi.StartRequest, 
 		err = c.failStarted(ev.number(), err)
 		return c.finish(a, &dsecv1.TrajectoryEntry{ProcessId: ev.number()}, err)
 	}
-	defer c.s.follow(a.Seq)()
-	c.s.known(a.Seq, ev.process, ev.pid)
+	defer c.forget(start.Tag)
 	close(told)
-	return c.followOn(a, ev.process)
+	return c.followOn(a, ev.process, ev.pid)
 }
 
 // followOn follows a command that was started, from its first byte on, for the log.
-func (c *call) followOn(a *trajectory.Action, process uint64) error {
+func (c *call) followOn(a *trajectory.Action, process uint64, pid int) error {
+	defer c.s.follow(a.Seq)()
+	c.s.known(a.Seq, process, pid)
 	ev, err := c.attach(process, 0)
 	if err == nil {
 		defer ev.Close()

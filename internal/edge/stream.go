@@ -109,6 +109,9 @@ func (ev *events) Next() (chronusapi.Event, error) {
 				}
 			case chronusapi.EventGap:
 				ev.next = e.To
+				if ev.action != nil {
+					ev.action.Gap(int64(e.To-e.Seq), "the spool was full")
+				}
 			case chronusapi.EventExited:
 				ev.exited = true
 			}

@@ -12,6 +12,8 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/apierr"
+	"github.com/opendsec/dsec/internal/backend"
+	"github.com/opendsec/dsec/internal/chronusapi"
 	"github.com/opendsec/dsec/internal/trajectory"
 	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
 )
@@ -234,20 +236,69 @@ func once[T any](c *call, f func(*call) (T, error), told <-chan struct{}) (T, er
 	}
 }
 
-// unfinish ends the actions that an earlier edge began and did not see the end of: of
-// what they were to do it is not known whether it was done.
-func (e *Edge) unfinish(s *sandbox, why string) {
+// unfinished is an action that an earlier edge began and did not see the end of.
+type unfinished struct {
+	action *trajectory.Action
+	begun  *dsecv1.TrajectoryEntry // nil where it cannot be read
+}
+
+// takeOverActions takes those of a sandbox in hand, so that who comes with their IDs
+// waits for what is found.
+func (e *Edge) takeOverActions(s *sandbox) (all []unfinished) {
 	seqs, err := e.trajectories.Unfinished(s.id)
 	for _, seq := range seqs {
-		a, _, rerr := e.trajectories.Resume(e.closing, s.id, seq)
+		a, begun, rerr := e.trajectories.Resume(e.closing, s.id, seq)
 		if rerr == nil {
-			rerr = a.End(&dsecv1.TrajectoryEntry{Error: unknownEnd(why)})
+			all = append(all, unfinished{a, begun})
+		} else if dsec.CodeOf(rerr) != dsec.CodeConflict { // in hand already: it ends by itself
+			err = errors.Join(err, rerr)
 		}
-		err = errors.Join(err, rerr)
 	}
 	if err != nil && dsec.CodeOf(err) != dsec.CodeNotFound {
 		e.log.Warn("actions stay unfinished in the log", "sandbox", s.id, "err", err)
 	}
+	return all
+}
+
+// settleActions goes on with the commands that can be found again. Of all else it is not
+// known whether it was done.
+func (e *Edge) settleActions(s *sandbox, inst backend.Instance, all []unfinished) {
+	for _, u := range all {
+		if b := u.begun; b != nil && b.ActionId != "" && inst != nil &&
+			(b.Kind == dsecv1.TrajectoryKind_TRAJECTORY_KIND_EXEC || b.Kind == dsecv1.TrajectoryKind_TRAJECTORY_KIND_START) {
+			e.run(func() { e.goOnWith(s, inst, u.action, b.ActionId) })
+			continue
+		}
+		if err := u.action.End(&dsecv1.TrajectoryEntry{Error: unknownEnd("the edge was restarted meanwhile")}); err != nil {
+			e.log.Warn("an action stays unfinished in the log", "sandbox", s.id, "action", u.action.Seq, "err", err)
+		}
+	}
+}
+
+// goOnWith follows a command that an earlier edge has started, if it did.
+func (e *Edge) goOnWith(s *sandbox, inst backend.Instance, a *trajectory.Action, id string) {
+	s.mu.Lock()
+	c := &call{e: e, s: s, inst: inst, spec: s.spec, client: chronusapi.NewClient(inst.Dial), origin: origin{action: id}, alone: true}
+	s.mu.Unlock()
+	c.ctx, c.cancel = context.WithCancelCause(e.closing)
+	c.stop = func() bool { return false }
+	defer c.end()
+	defer c.client.Close()
+	process, err := c.client.FindTag(c.ctx, a.Seq)
+	switch {
+	case err == nil && process > 0:
+		if err := c.followOn(a, process, 0); err == nil || !c.closing() {
+			c.forget(a.Seq)
+		}
+		return
+	case err == nil:
+		err = dsec.Errorf(dsec.CodeUnavailable, "the edge was restarted before the command was started")
+	case c.closing():
+		return // the next edge looks for it
+	case dsec.CodeOf(err) != dsec.CodeOutcomeUnknown:
+		err = &dsec.Error{Code: dsec.CodeOutcomeUnknown, Message: "the edge was restarted, and cannot find out whether the command was started", Err: err}
+	}
+	_ = c.finish(a, new(dsecv1.TrajectoryEntry), err)
 }
 
 func unknownEnd(why string) *dsecv1.TrajectoryError {
@@ -294,7 +345,7 @@ func (e *Edge) noteEnd(s *sandbox, state dsec.State, why string) {
 	if s.err != nil {
 		return // nobody was told of it
 	}
-	e.unfinish(s, "the sandbox ended meanwhile")
+	e.settleActions(s, nil, e.takeOverActions(s))
 	e.tell(s, &dsecv1.TrajectoryEntry{Kind: dsecv1.TrajectoryKind_TRAJECTORY_KIND_STATE, State: string(state), Reason: why})
 	if e.cfg.Trajectories.Store == nil {
 		return

@@ -236,6 +236,57 @@ func TestActionOutlivesItsCaller(t *testing.T) {
 	})
 }
 
+// TestActionOutlivesTheEdge: a command goes on over restarts, paused ones too, and who
+// comes with its ID gets all of it.
+func TestActionOutlivesTheEdge(t *testing.T) {
+	bubble(t, nil, func(t *testing.T, n *node) {
+		id := n.create(&dsecv1.CreateRequest{})
+		exec := &dsecv1.ExecRequest{SandboxId: id, Command: &dsecv1.Command{Shell: "echo begun >> /tmp/log; echo a; sleep 600; echo b; exit 3"}}
+		start := &dsecv1.StartRequest{SandboxId: id, Detach: true, Command: &dsecv1.Command{Shell: "echo begun >> /tmp/log; echo c; sleep 600; echo d"}}
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			if res, err := n.process.Exec(t.Context(), named(exec, "exec")); err == nil {
+				t.Errorf("answered by an edge that went away: %v", res)
+			}
+		}()
+		s, err := n.process.Start(t.Context(), named(start, "start"))
+		if err == nil {
+			_, err = readAll(s)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		in(10 * time.Second)
+		n.restart()
+		<-ended
+		in(10 * time.Second)
+		n.mustPause(id, nil)
+		n.restart()
+		in(time.Hour)
+		for range 2 {
+			res, err := n.process.Exec(t.Context(), named(exec, "exec"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := res.Msg; string(got.Stdout) != "a\nb\n" || got.Outcome.GetExitCode() != 3 || !wasReplayed(res.Header()) {
+				t.Errorf("%v", got)
+			}
+			n.restart()
+		}
+		in(time.Second)
+		if out := string(n.shell(id, "cat /tmp/log").Stdout); out != "begun\nbegun\n" {
+			t.Errorf("they were run so often: %q", out)
+		}
+		all := told(n.trajectory(id))
+		for _, want := range []string{`exec ended 3 "a\nb\n"`, `start ended 0 "c\nd\n"`} {
+			if !slices.Contains(all, want) {
+				t.Errorf("the trajectory says %q, want %q in it", all, want)
+			}
+		}
+	})
+}
+
 // TestDetachedCommandIsFollowed: how it ends is in the trajectory, whoever looks.
 func TestDetachedCommandIsFollowed(t *testing.T) {
 	bubble(t, nil, func(t *testing.T, n *node) {
