@@ -10,11 +10,12 @@
 // answers, and the connection can be used again. Several calls at once take
 // several connections, so each has the back-pressure of its own socket and
 // none waits behind another. A connection that breaks in mid-call says nothing
-// about a process: attach again by its ID, or find that by its tag. A command started without Detach
-// belongs to its connection and is killed when that goes away before the exit
-// was delivered, unless Orphan was asked for: then it goes on, for a restarted
-// edge to attach to. A command of a session runs on, unless the edge sends one
-// frame before it closes the connection, which has the command interrupted.
+// about a process: attach again by its ID, or find that by its tag. A command
+// started without Detach belongs to its connection and is killed when that goes
+// away before the exit was delivered, unless Orphan was asked for: then it goes
+// on, for a restarted edge to attach to. A command of a session runs on, unless
+// the edge sends one frame before it closes the connection, which has the command
+// interrupted.
 //
 // Bytes from either side are hostile: every length is bounded before it is
 // allocated, and a malformed frame ends the connection and nothing else.
