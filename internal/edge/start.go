@@ -234,6 +234,11 @@ func (c *call) replay(out *sender, e *dsecv1.TrajectoryEntry, detach bool) error
 	}
 	seq := uint64(0)
 	put := func(p *dsecv1.TrajectoryOutputPiece) error {
+		if p.MissingBytes > 0 {
+			gap := chronusapi.Event{Kind: chronusapi.EventGap, Seq: seq, To: seq + uint64(p.MissingBytes)}
+			seq = gap.To
+			return out.put(&gap)
+		}
 		ev := chronusapi.Event{Kind: chronusapi.EventOutput, Stream: chronusapi.Stream(p.Stream), Seq: seq, Data: p.Data}
 		seq += uint64(len(p.Data))
 		return out.put(&ev)

@@ -38,6 +38,7 @@ from libdsec._errors import (
 )
 from libdsec._files import ByteStream, Files
 from libdsec._job import Job
+from libdsec._jobtypes import JobInfo, JobResult, Pause
 from libdsec._process import Process
 from libdsec._sandbox import Sandbox
 from libdsec._session import Session
@@ -50,15 +51,12 @@ from libdsec._types import (
     Gap,
     ImportedLayer,
     InspectedLayer,
-    JobInfo,
-    JobResult,
     Layer,
     LayerConfig,
     LayerOrigin,
     Limits,
     Outcome,
     Output,
-    Pause,
     ProcessInfo,
     SandboxInfo,
     SessionInfo,

@@ -19,11 +19,12 @@ from libdsec import _methods as m
 from libdsec._admin import Collected, Key, NewKey
 from libdsec._errors import ConflictError, DSecError, InternalError, InvalidError
 from libdsec._job import Job
+from libdsec._jobtypes import JobInfo
 from libdsec._layers import LayerCalls
 from libdsec._proto.dsec.v1 import admin_pb2, job_pb2, sandbox_pb2
 from libdsec._rpc import Rpc
 from libdsec._sandbox import Sandbox
-from libdsec._types import DSecContainerRunArgs, JobInfo, SandboxInfo
+from libdsec._types import DSecContainerRunArgs, SandboxInfo
 
 _PAGE = 1000
 

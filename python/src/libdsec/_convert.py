@@ -15,6 +15,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from libdsec import _admin as admin
 from libdsec import _types as t
 from libdsec._errors import DSecError, InternalError, InvalidError
+from libdsec._jobtypes import JobInfo, Pause
 from libdsec._proto.dsec.v1 import (
     admin_pb2,
     file_pb2,
@@ -342,9 +343,9 @@ def sandbox_info(m: types_pb2.Sandbox) -> t.SandboxInfo:
     )
 
 
-def pause(m: types_pb2.Pause) -> t.Pause:
+def pause(m: types_pb2.Pause) -> Pause:
     """Decode what came of a pause."""
-    return t.Pause(
+    return Pause(
         since=when(m.since),
         memory_before_bytes=m.memory_before_bytes if m.HasField("memory_before_bytes") else None,
         memory_bytes=m.memory_bytes if m.HasField("memory_bytes") else None,
@@ -361,9 +362,9 @@ def pause_options(wait: bool, max_paused: float | None, count_lifetime: bool) ->
     return options
 
 
-def job_info(m: job_pb2.Job) -> t.JobInfo:
+def job_info(m: job_pb2.Job) -> JobInfo:
     """Decode the state of a job."""
-    return t.JobInfo(
+    return JobInfo(
         name=m.name,
         labels=dict(m.labels),
         state=m.state,

@@ -13,9 +13,10 @@ from libdsec import _connect
 from libdsec import _convert as c
 from libdsec import _methods as m
 from libdsec._errors import ConflictError, DSecError, NotFoundError
+from libdsec._jobtypes import JobInfo, JobResult
 from libdsec._proto.dsec.v1 import job_pb2, sandbox_pb2
 from libdsec._rpc import Rpc
-from libdsec._types import JobInfo, JobResult, SandboxInfo
+from libdsec._types import SandboxInfo
 
 _PAGE = 1000
 

@@ -1,0 +1,68 @@
+"""What is known of pauses and jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from libdsec._errors import DSecError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pause:
+    """What came of pausing a sandbox.
+
+    Attributes:
+        since: When it was paused.
+        memory_before_bytes: What it held of the node's memory; None until that was moved out.
+        memory_bytes: What it holds since it was moved out, as far as that goes; None until then.
+        note: Why not all of it went: the node has no swap, for one.
+        until: When it is killed; None is never.
+    """
+
+    since: datetime
+    memory_before_bytes: int | None
+    memory_bytes: int | None
+    note: str
+    until: datetime | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobInfo:
+    """The state of a job.
+
+    Attributes:
+        name: Names it within the project.
+        labels: As given when it was made.
+        state: active; expired: its lease ran out, and it is paused; ended.
+        created: When it was made.
+        lease: Seconds that a heartbeat keeps it; 0: it never expires.
+        on_expiry: What its sandboxes are once it has expired: pause, and killed after grace; or kill.
+        grace: Seconds from expiry to the kill of paused sandboxes.
+        changed: When the state became what it is.
+    """
+
+    name: str
+    labels: Mapping[str, str]
+    state: str
+    created: datetime
+    lease: float
+    on_expiry: str
+    grace: float
+    changed: datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobResult:
+    """What became of one sandbox of a job.
+
+    Attributes:
+        sandbox_id: Names the sandbox.
+        state: The state that it is in now.
+        error: None where what was asked for is done.
+    """
+
+    sandbox_id: str
+    state: str
+    error: DSecError | None
