@@ -137,6 +137,9 @@ func (h *history) check(lost func(noted) bool) (missing int) {
 				next++
 				return nil
 			}
+			if e.Gap.Reason != reasonDamaged {
+				h.rt.Fatalf("%s: gap from %d: %s", id, e.Seq, e.Gap.Reason)
+			}
 			for ; next <= e.Gap.LastSeq; next++ {
 				if next <= uint64(len(wrote)) && !lost(wrote[next-1]) {
 					h.rt.Fatalf("%s: entry %d is in a gap (%s): %+v", id, next, e.Gap.Reason, wrote[next-1])
@@ -201,8 +204,9 @@ func (h *history) forgetLost() {
 	}
 }
 
-func newHistory(rt *rapid.T, dir string) *history {
-	h := &history{rt: rt, opts: Options{Dir: dir, SegmentBytes: 2 * maxPayload, MaxBytes: 1 << 30, Logger: quiet}, wrote: make(map[dsec.SandboxID][]noted), acts: make(map[dsec.SandboxID][]*act)}
+// newHistory of a log whose directories are gone with rt, of which there are many.
+func newHistory(rt *rapid.T) *history {
+	h := &history{rt: rt, opts: Options{Dir: tempDir(rt), SegmentBytes: 2 * maxPayload, MaxBytes: 1 << 30, Logger: quiet}, wrote: make(map[dsec.SandboxID][]noted), acts: make(map[dsec.SandboxID][]*act)}
 	for i := range 4 { // the same in each run
 		h.ids = append(h.ids, dsec.SandboxID("edge2"+strings.Repeat(string(rune('a'+i)), sandboxIDLen-len("edge2"))))
 	}
@@ -210,10 +214,19 @@ func newHistory(rt *rapid.T, dir string) *history {
 	return h
 }
 
+func tempDir(rt *rapid.T) string {
+	dir, err := os.MkdirTemp("", "trajectory")
+	if err != nil {
+		rt.Fatal(err)
+	}
+	rt.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
+}
+
 // crashed is a copy of the log as a crash now would leave it, all of it in the
 // page cache.
-func (h *history) crashed(t *testing.T) string {
-	dir := t.TempDir()
+func (h *history) crashed() string {
+	dir := tempDir(h.rt)
 	if err := os.CopyFS(dir, os.DirFS(h.opts.Dir)); err != nil {
 		h.rt.Fatal(err)
 	}
@@ -234,14 +247,14 @@ func (h *history) last() string {
 // segment takes what was there and no more.
 func TestNothingWrittenIsLostByACrash(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
-		h := newHistory(rt, t.TempDir())
+		h := newHistory(rt)
 		for range rapid.IntRange(1, 3).Draw(rt, "lives") {
 			for range rapid.IntRange(1, 40).Draw(rt, "steps") {
 				h.step()
 			}
 			none := func(noted) bool { return false }
 			h.check(none)
-			dir, old := h.crashed(t), h.log
+			dir, old := h.crashed(), h.log
 			defer old.Close()
 			h.opts.Dir = dir
 			if rapid.Bool().Draw(rt, "cut") {
@@ -277,11 +290,11 @@ func TestNothingWrittenIsLostByACrash(t *testing.T) {
 // Damaged bytes take the entries whose records they are in, which shows.
 func TestDamageTakesWhatItHitsAndShows(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
-		h := newHistory(rt, t.TempDir())
+		h := newHistory(rt)
 		for range rapid.IntRange(1, 60).Draw(rt, "steps") {
 			h.step()
 		}
-		dir := h.crashed(t)
+		dir := h.crashed()
 		h.log.Close()
 		h.opts.Dir = dir
 		names, _ := filepath.Glob(filepath.Join(dir, "*.seg"))
@@ -345,9 +358,11 @@ func TestDamageTakesWhatItHitsAndShows(t *testing.T) {
 func TestEveryBitOfAHeader(t *testing.T) {
 	opts := Options{Dir: t.TempDir(), SegmentBytes: 2 * maxPayload}
 	l := open(t, opts)
-	id, other := newSandbox(t, l), newSandbox(t, l)
-	run(t, l, id, "one", "id", "")
-	at := int64(l.sandboxes[id].head.offset)
+	began, ended, other := newSandbox(t, l), newSandbox(t, l), newSandbox(t, l)
+	run(t, l, began, "one", "id", "")
+	begin(t, l, began, "last", "")
+	run(t, l, ended, "one", "id", "")
+	heads := map[dsec.SandboxID]int64{began: int64(l.sandboxes[began].head.offset), ended: int64(l.sandboxes[ended].head.offset)}
 	run(t, l, other, "two", "", "")
 	l.Close()
 	path := filepath.Join(opts.Dir, segmentName(1))
@@ -355,20 +370,23 @@ func TestEveryBitOfAHeader(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for bit := range headerLen * 8 {
-		b := bytes.Clone(whole)
-		b[at+int64(bit/8)] ^= 1 << (bit % 8)
-		if err := os.WriteFile(path, b, 0o600); err != nil {
-			t.Fatal(err)
+	for id, at := range heads {
+		for bit := range headerLen * 8 {
+			b := bytes.Clone(whole)
+			b[at+int64(bit/8)] ^= 1 << (bit % 8)
+			if err := os.WriteFile(path, b, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			l, r, err := Open(opts)
+			if err != nil {
+				t.Fatal(err)
+			}
+			all := entries(t, l, id, 1)
+			if r.Damaged != 1 || r.Cut != 0 || all[len(all)-1].Gap == nil && r.Unclaimed == 0 {
+				t.Errorf("bit %d of the header: %s, %+v", bit, story(all), r)
+			}
+			wantStory(t, l, other, "1:two 2:end-of-1=0 ")
+			l.Close()
 		}
-		l, r, err := Open(opts)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got := story(entries(t, l, id, 1)); r.Damaged != 1 || r.Cut != 0 || !strings.HasPrefix(got, "1:one 2-") && r.Unclaimed == 0 {
-			t.Errorf("bit %d of the header: %s, %+v", bit, got, r)
-		}
-		wantStory(t, l, other, "1:two 2:end-of-1=0 ")
-		l.Close()
 	}
 }

@@ -153,14 +153,17 @@ func (v view) walk(id dsec.SandboxID, head position, at []position, from uint64)
 			return next
 		}
 		buf = record
+		for ; next > max(h.seq, from); next-- {
+			at[next-1] = damagedAt
+		}
 		if h.entry() && h.seq > from {
-			for ; next > h.seq; next-- {
-				at[next-1] = damagedAt
-			}
 			at[h.seq-1] = pos
 			next--
 		}
 		pos = h.prev
+	}
+	for ; next > from; next-- { // what was before the first record that there is
+		at[next-1] = damagedAt
 	}
 	return 0
 }

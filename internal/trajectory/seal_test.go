@@ -348,7 +348,7 @@ func TestAStoreThatIsAwayStopsTheLogInTheEnd(t *testing.T) {
 func TestSealAndForgetInAnyOrder(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		store := newStore(t)
-		h := newHistory(rt, t.TempDir())
+		h := newHistory(rt)
 		h.log.Close()
 		h.opts.Store = store
 		h.reopen()
@@ -374,7 +374,7 @@ func TestSealAndForgetInAnyOrder(t *testing.T) {
 					}
 				}
 			case 3:
-				dir := h.crashed(t)
+				dir := h.crashed()
 				h.log.Close()
 				h.opts.Dir = dir
 				h.reopen()
