@@ -120,3 +120,24 @@ func BenchmarkOpen(b *testing.B) {
 		b.StartTimer()
 	}
 }
+
+// BenchmarkOutput is of a long output, as a compiler writes it.
+func BenchmarkOutput(b *testing.B) {
+	l := open(b, Options{Dir: b.TempDir(), MaxSandboxOutput: 1 << 40, MaxBytes: 64 << 30})
+	id := newSandbox(b, l)
+	var text bytes.Buffer
+	for i := 0; text.Len() < 16<<20; i++ {
+		fmt.Fprintf(&text, "cc -O2 -Wall -c -o build/%x.o src/%d.c: warning: unused variable\n", i*i, i)
+	}
+	b.SetBytes(int64(text.Len()))
+	for n := byte(0); b.Loop(); n++ {
+		text.Bytes()[0] = n // each is another one
+		a := begin(b, l, id, "make", "")
+		for data := text.Bytes(); len(data) > 0; {
+			n := min(32<<10, len(data))
+			a.Output(dsecv1.Stream_STREAM_STDOUT, data[:n])
+			data = data[n:]
+		}
+		end(b, a, 0)
+	}
+}

@@ -2,6 +2,8 @@ package trajectory
 
 import (
 	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
 	"hash/crc32"
 	"os"
 	"path/filepath"
@@ -9,6 +11,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	gocmp "github.com/google/go-cmp/cmp/cmpopts"
+	"google.golang.org/protobuf/encoding/protodelim"
+
+	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
 )
 
 func recordOf(h header, payload string, seed uint32) []byte {
@@ -113,4 +118,34 @@ func TestARecordWithinARecordIsNone(t *testing.T) {
 	if err != nil || len(seqs) != 1 || seqs[0] != 2 {
 		t.Errorf("records %v, %v; want the second alone", seqs, err)
 	}
+}
+
+// FuzzPiece reads anything as a sealed piece, and as an output.
+func FuzzPiece(f *testing.F) {
+	var b bytes.Buffer
+	for _, e := range []*dsecv1.TrajectoryEntry{execOf("x", "id"), gapEntry(2, 5, "why"), exited(1)} {
+		if _, err := protodelim.MarshalTo(&b, e); err != nil {
+			f.Fatal(err)
+		}
+	}
+	f.Add(encodeFrame(b.Bytes()))
+	f.Add(b.Bytes())
+	f.Add(encodeFrame(nil))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		sum := sha256.Sum256(b)
+		if entries, err := decodePiece(hex.EncodeToString(sum[:]), b); err != nil && entries != nil {
+			t.Error("entries and an error")
+		}
+		if _, err := decodePiece(hex.EncodeToString(sum[1:])+"00", b); err == nil {
+			t.Error("bytes that are not what the key says are a piece")
+		}
+		n := 0
+		err := eachPiece(bytes.NewReader(b), sum[:], func(p *dsecv1.TrajectoryOutputPiece) error {
+			n += len(p.Data)
+			return nil
+		})
+		if err == nil && n > len(b) {
+			t.Errorf("%d bytes of output in %d", n, len(b))
+		}
+	})
 }

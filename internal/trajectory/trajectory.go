@@ -16,6 +16,22 @@
 // it is no longer here. A segment goes when nothing in it is only there; over
 // MaxBytes the oldest is sealed for that, or dropped where there is no store.
 // What is gone or damaged is told as a gap, never left out.
+//
+// The life of a command:
+//
+//	act, earlier, err := log.Begin(ctx, id, entry) // before anything is done
+//	switch {
+//	case err != nil:            // exhausted, diverged, outcome_unknown, ...
+//	case earlier != nil && earlier.Ended != nil: // done before: answer from it
+//	case earlier != nil:        // under way: wait for earlier.Action.Done, ask again
+//	default:
+//		act.Output(stream, data) // as it comes
+//		err = act.End(entry)     // before the answer leaves
+//		err = log.Sync(ctx)      // where the caller asks for it
+//	}
+//
+// After a restart whoever recovers a sandbox asks for what is Unfinished and
+// either goes on (Resume) or ends it as outcome_unknown.
 package trajectory
 
 import (
