@@ -7,11 +7,13 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/testutil"
+	"github.com/opendsec/dsec/internal/testutil/faultfs"
 	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
 )
 
@@ -124,4 +126,54 @@ func TestAFailedWriteLeavesNothing(t *testing.T) {
 	if err := s.append(record); err != nil {
 		t.Error(err)
 	}
+}
+
+// Where the disk fails, what ended meanwhile has no outcome in the log, which is
+// told, and nothing is done again.
+func TestADiskThatFails(t *testing.T) {
+	testutil.Require(t, testutil.Root)
+	at, backing := t.TempDir(), t.TempDir()
+	disk, err := faultfs.Mount(at, backing)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer disk.Close()
+	opts := Options{Dir: filepath.Join(at, "log"), SegmentBytes: 2 * maxPayload, SyncEvery: time.Hour}
+	l := open(t, opts)
+	id := newSandbox(t, l)
+	under := begin(t, l, id, "under way", "one")
+	disk.Set(func(op faultfs.Op) faultfs.Fault {
+		if op == faultfs.Write {
+			return faultfs.Fault{Errno: unix.EIO}
+		}
+		return faultfs.Fault{}
+	})
+	_, _, err = l.Begin(t.Context(), id, execOf("new", ""))
+	wantCode(t, err, dsec.CodeUnavailable)
+	wantCode(t, under.End(exited(0)), dsec.CodeUnavailable)
+	disk.Set(nil)
+	_, _, err = l.Begin(t.Context(), id, execOf("under way", "one"))
+	wantCode(t, err, dsec.CodeOutcomeUnknown)
+	run(t, l, id, "after", "", "")
+	wantStory(t, l, id, "1:under way 2:after 3:end-of-2=0 ")
+	disk.Set(func(op faultfs.Op) faultfs.Fault {
+		if op == faultfs.Fsync {
+			return faultfs.Fault{Errno: unix.EIO}
+		}
+		return faultfs.Fault{}
+	})
+	wantCode(t, l.Sync(t.Context()), dsec.CodeUnavailable)
+	disk.Set(nil)
+	l.Close()
+	l = open(t, opts)
+	if err := l.Sync(t.Context()); err != nil {
+		t.Errorf("sync of a log that was opened again: %v", err)
+	}
+	again, begun, err := l.Resume(t.Context(), id, under.Seq)
+	if err != nil || begun.GetActionId() != "one" {
+		t.Fatalf("resume: %v, %v", begun, err)
+	}
+	end(t, again, 4)
+	wantStory(t, l, id, "1:under way 2:after 3:end-of-2=0 4:end-of-1=4 ")
+	l.Close()
 }
