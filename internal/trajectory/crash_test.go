@@ -2,7 +2,10 @@ package trajectory
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
+	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -204,9 +207,17 @@ func (h *history) forgetLost() {
 	}
 }
 
+// loud has a test fail by what is logged.
+type loud struct{ rt *rapid.T }
+
+func (l *loud) Write(b []byte) (int, error) {
+	l.rt.Errorf("logged: %s", b)
+	return len(b), nil
+}
+
 // newHistory of a log whose directories are gone with rt, of which there are many.
 func newHistory(rt *rapid.T) *history {
-	h := &history{rt: rt, opts: Options{Dir: tempDir(rt), SegmentBytes: 2 * maxPayload, MaxBytes: 1 << 30, Logger: quiet}, wrote: make(map[dsec.SandboxID][]noted), acts: make(map[dsec.SandboxID][]*act)}
+	h := &history{rt: rt, opts: Options{Dir: tempDir(rt), SegmentBytes: 2 * maxPayload, MaxBytes: 1 << 30, Logger: slog.New(slog.NewTextHandler(&loud{rt}, &slog.HandlerOptions{Level: slog.LevelError}))}, wrote: make(map[dsec.SandboxID][]noted), acts: make(map[dsec.SandboxID][]*act)}
 	for i := range 4 { // the same in each run
 		h.ids = append(h.ids, dsec.SandboxID("edge2"+strings.Repeat(string(rune('a'+i)), sandboxIDLen-len("edge2"))))
 	}
@@ -227,7 +238,26 @@ func tempDir(rt *rapid.T) string {
 // page cache.
 func (h *history) crashed() string {
 	dir := tempDir(h.rt)
-	if err := os.CopyFS(dir, os.DirFS(h.opts.Dir)); err != nil {
+	h.log.mu.Lock() // the copy is of one moment
+	defer h.log.mu.Unlock()
+	err := filepath.WalkDir(h.opts.Dir, func(path string, d fs.DirEntry, err error) error {
+		rel, _ := filepath.Rel(h.opts.Dir, path)
+		if err == nil && d.IsDir() {
+			return os.MkdirAll(filepath.Join(dir, rel), 0o700)
+		}
+		var b []byte
+		if err == nil {
+			b, err = os.ReadFile(path)
+		}
+		if errors.Is(err, fs.ErrNotExist) { // what has no number yet, or any more
+			return nil
+		}
+		if err == nil {
+			err = os.WriteFile(filepath.Join(dir, rel), b, 0o600)
+		}
+		return err
+	})
+	if err != nil {
 		h.rt.Fatal(err)
 	}
 	return dir

@@ -100,11 +100,14 @@ func TestFullDisk(t *testing.T) {
 func TestAFailedWriteLeavesNothing(t *testing.T) {
 	testutil.Require(t, testutil.Root)
 	dir := testutil.SmallDisk(t, "size=1m")
-	s, err := createSegment(dir, 1, [8]byte{}, 4096)
+	s, err := newSegment(dir, [8]byte{}, 4096)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer s.f.Close()
+	if err := s.place(dir, 1); err != nil {
+		t.Fatal(err)
+	}
 	fill := testutil.Fill(t, dir)
 	record := make([]byte, 64<<10)
 	for i := range record {

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -66,6 +67,11 @@ func (l *Log) openSegments() error {
 	for _, d := range names {
 		number, ok := segmentNumber(d.Name())
 		if !ok {
+			if strings.HasSuffix(d.Name(), unnumbered) {
+				if err := os.Remove(filepath.Join(l.opts.Dir, d.Name())); err != nil {
+					return err
+				}
+			}
 			continue
 		}
 		s, salt, ok, err := openSegment(l.opts.Dir, number)
@@ -97,7 +103,10 @@ func (l *Log) firstAhead() (*segment, error) {
 		l.ahead = l.ahead[1:]
 		return s, s.allocate(l.opts.SegmentBytes)
 	}
-	return l.create()
+	if err := l.makeAhead(); err != nil {
+		return nil, err
+	}
+	return l.firstAhead()
 }
 
 // sandboxOf is the sandbox with an ID, which has a record in s from now on.

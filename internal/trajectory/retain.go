@@ -2,6 +2,7 @@ package trajectory
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -77,7 +78,10 @@ func (l *Log) maintain() {
 		case <-l.ctx.Done():
 			return
 		}
-		if err := l.shrink(l.ctx); err != nil && l.ctx.Err() == nil {
+		l.makeAheadAside()
+		err := l.shrink(l.ctx)
+		l.removeGone()
+		if err != nil && l.ctx.Err() == nil {
 			l.opts.Logger.Warn("trajectory: over its bound", "err", err)
 			again.Reset(10 * time.Second)
 		}
@@ -90,9 +94,6 @@ func (l *Log) shrink(ctx context.Context) error {
 	defer l.mu.Unlock()
 	if l.err != nil {
 		return nil
-	}
-	if len(l.ahead) == 0 {
-		_ = l.makeAhead() // whoever needs it is told
 	}
 	for i := 0; i < len(l.segments); {
 		if !l.segments[i].free() {
@@ -141,7 +142,7 @@ func (l *Log) sealAll(ctx context.Context, s *segment) error {
 	return nil
 }
 
-// remove removes the i-th full segment. What is known of its sandboxes and
+// remove takes the i-th full segment out of the log, for removeGone. What is known of its sandboxes and
 // stands nowhere later is noted again before. The caller holds mu.
 func (l *Log) remove(i int) error {
 	s := l.segments[i]
@@ -154,22 +155,41 @@ func (l *Log) remove(i int) error {
 			return err
 		}
 	}
-	if err := os.Remove(filepath.Join(l.opts.Dir, segmentName(s.number))); err != nil {
-		return err
-	}
-	_ = s.f.Close()
 	l.segments = slices.Delete(l.segments, i, i+1)
 	l.finished -= s.size
+	l.gone = append(l.gone, s)
 	for _, m := range s.members {
-		m.sb.segments--
-		switch {
-		case m.sb.forgotten && m.sb.segments == 0:
+		if m.sb.segments--; m.sb.forgotten && m.sb.segments == 0 {
 			delete(l.sandboxes, m.sb.id)
-		case !m.sb.forgotten && m.sb.sealed < m.last: // dropped
-			if err := l.outputs.drop(m.sb.id, func(seq uint64) bool { return seq <= m.last }); err != nil {
-				l.opts.Logger.Warn("trajectory: outputs not removed", "err", err)
-			}
 		}
 	}
 	return nil
+}
+
+// removeGone removes the files of segments that are not of the log any more,
+// which takes long, and the outputs of what was dropped with them. One that a
+// crash leaves holds nothing that the others do not know.
+func (l *Log) removeGone() {
+	l.mu.Lock()
+	gone := l.gone
+	l.gone = nil
+	dropped := make(map[dsec.SandboxID]uint64)
+	for _, s := range gone {
+		for _, m := range s.members {
+			if !m.sb.forgotten && m.sb.sealed < m.last {
+				dropped[m.sb.id] = max(dropped[m.sb.id], m.last)
+			}
+		}
+	}
+	l.mu.Unlock()
+	for _, s := range gone {
+		if err := errors.Join(s.f.Close(), os.Remove(filepath.Join(l.opts.Dir, segmentName(s.number)))); err != nil {
+			l.opts.Logger.Warn("trajectory: segment not removed", "segment", s.number, "err", err)
+		}
+	}
+	for id, last := range dropped {
+		if err := l.outputs.drop(id, func(seq uint64) bool { return seq <= last }); err != nil {
+			l.opts.Logger.Warn("trajectory: outputs not removed", "sandbox", id, "err", err)
+		}
+	}
 }

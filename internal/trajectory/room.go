@@ -48,24 +48,49 @@ func (l *Log) makeAhead() error {
 	if l.bytes()+l.opts.SegmentBytes > 2*l.opts.MaxBytes {
 		return unix.EDQUOT
 	}
-	s, err := l.create()
-	if err == nil {
-		l.ahead = append(l.ahead, s)
+	s, err := newSegment(l.opts.Dir, l.salt, l.opts.SegmentBytes)
+	if err != nil {
+		return err
 	}
-	return err
+	return l.place(s)
 }
 
-// create makes the segment that comes after all others. The caller holds mu.
-func (l *Log) create() (*segment, error) {
+// makeAheadAside makes a segment while the log goes on, if there is none.
+func (l *Log) makeAheadAside() {
+	l.mu.Lock()
+	needed := l.err == nil && len(l.ahead) == 0 && l.bytes()+l.opts.SegmentBytes <= 2*l.opts.MaxBytes
+	l.mu.Unlock()
+	if !needed {
+		return
+	}
+	s, err := newSegment(l.opts.Dir, l.salt, l.opts.SegmentBytes)
+	if err != nil {
+		return // whoever needs it is told
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.ahead) == 0 {
+		err = l.place(s)
+	} else {
+		err = s.discard() // somebody did not wait
+	}
+	if err != nil {
+		l.opts.Logger.Warn("trajectory: no segment made ahead", "err", err)
+	}
+}
+
+// place has a new segment come after all others. The caller holds mu.
+func (l *Log) place(s *segment) error {
 	number := uint32(1)
 	if all := append(l.all(), l.ahead...); len(all) > 0 {
 		number = all[len(all)-1].number + 1
 	}
-	s, err := createSegment(l.opts.Dir, number, l.salt, l.opts.SegmentBytes)
-	if err == nil {
-		l.group.created(s.f, l.opts.Dir)
+	if err := s.place(l.opts.Dir, number); err != nil {
+		return errors.Join(err, s.discard())
 	}
-	return s, err
+	l.ahead = append(l.ahead, s)
+	l.group.created(s.f, l.opts.Dir)
+	return nil
 }
 
 // rotate goes on with the segment ahead. The caller holds mu.

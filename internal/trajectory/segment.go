@@ -15,7 +15,7 @@ import (
 
 // A segment begins with
 //
-//	magic 8 bytes | number u32 | salt 8 bytes | crc32c u32
+//	magic 8 bytes | salt 8 bytes | crc32c u32
 //
 // and ends, once it is full, with a footer: a record that holds the state of
 // each of its sandboxes, and behind it
@@ -24,7 +24,7 @@ import (
 //
 // A segment without one, such as the last, is read from its start.
 const (
-	segmentHeaderLen = 24
+	segmentHeaderLen = 20
 	segmentMagic     = "dsectrj1"
 	trailerLen       = 8
 	trailerMagic     = 0x746f6f66
@@ -54,26 +54,36 @@ func segmentNumber(name string) (number uint32, ok bool) {
 	return number, n == 1 && err == nil && name == segmentName(number) && number > 0
 }
 
-// createSegment makes an empty segment with room for size bytes. Where there is
-// no room nothing is left of it.
-func createSegment(dir string, number uint32, salt [8]byte, size int64) (*segment, error) {
-	path := filepath.Join(dir, segmentName(number))
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+// newSegment makes an empty segment with room for size bytes, which has no number
+// yet. Where there is no room nothing is left of it. It takes milliseconds.
+func newSegment(dir string, salt [8]byte, size int64) (*segment, error) {
+	f, err := os.CreateTemp(dir, "*"+unnumbered)
 	if err != nil {
 		return nil, err
 	}
-	s := &segment{number: number, f: f, size: segmentHeaderLen}
+	s := &segment{f: f, size: segmentHeaderLen}
 	if err = s.allocate(size); err == nil {
 		b := append(make([]byte, 0, segmentHeaderLen), segmentMagic...)
-		b = binary.LittleEndian.AppendUint32(b, number)
 		b = append(b, salt[:]...)
 		b = binary.LittleEndian.AppendUint32(b, crc32.Checksum(b, castagnoli))
 		_, err = f.WriteAt(b, 0)
 	}
 	if err != nil {
-		return nil, errors.Join(err, f.Close(), os.Remove(path))
+		return nil, errors.Join(err, s.discard())
 	}
 	return s, nil
+}
+
+// unnumbered is the end of the name of a segment without a number.
+const unnumbered = ".new"
+
+// discard leaves nothing of a segment without a number.
+func (s *segment) discard() error { return errors.Join(s.f.Close(), os.Remove(s.f.Name())) }
+
+// place gives a segment its number.
+func (s *segment) place(dir string, number uint32) error {
+	s.number = number
+	return os.Rename(s.f.Name(), filepath.Join(dir, segmentName(number)))
 }
 
 // allocate has the segment's blocks be there before they are written. A file
@@ -106,10 +116,10 @@ func openSegment(dir string, number uint32) (s *segment, salt [8]byte, salted bo
 	if string(b[:7]) == segmentMagic[:7] && '0' <= b[7] && b[7] <= '9' && b[7] != segmentMagic[7] {
 		return nil, salt, false, errors.Join(fmt.Errorf("trajectory: %s is of version %c, want %c", f.Name(), b[7], segmentMagic[7]), f.Close())
 	}
-	if string(b[:8]) != segmentMagic || crc32.Checksum(b[:20], castagnoli) != binary.LittleEndian.Uint32(b[20:]) {
+	if string(b[:8]) != segmentMagic || crc32.Checksum(b[:16], castagnoli) != binary.LittleEndian.Uint32(b[16:]) {
 		return s, salt, false, nil
 	}
-	copy(salt[:], b[12:20])
+	copy(salt[:], b[8:16])
 	return s, salt, true, nil
 }
 

@@ -43,6 +43,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -125,6 +126,7 @@ type Log struct {
 	segments  []*segment // full, oldest first
 	cur       *segment
 	ahead     []*segment // empty ones that come next; none where there is no room
+	gone      []*segment // to be removed
 	finished  int64      // bytes of segments
 	reserved  int64      // for the ends of actions
 	indexes   indexes
@@ -204,7 +206,7 @@ func (l *Log) closed() error {
 }
 
 func (l *Log) closeFiles() {
-	for _, s := range append(l.all(), l.ahead...) {
+	for _, s := range slices.Concat(l.all(), l.ahead, l.gone) {
 		_ = s.f.Close()
 	}
 	_ = l.lock.Close()
