@@ -384,6 +384,37 @@ func TestDamageTakesWhatItHitsAndShows(t *testing.T) {
 	})
 }
 
+// Two records may be damaged as one, of which the length of the first tells.
+func TestTwoDamagedRecordsSideBySide(t *testing.T) {
+	opts := Options{Dir: t.TempDir(), SegmentBytes: 2 * maxPayload}
+	l := open(t, opts)
+	ids := []dsec.SandboxID{newSandbox(t, l), newSandbox(t, l), newSandbox(t, l)}
+	var at []int64
+	for _, id := range ids {
+		if _, err := l.Append(id, &dsecv1.TrajectoryEntry{State: "last"}); err != nil {
+			t.Fatal(err)
+		}
+		at = append(at, int64(l.sandboxes[id].head.offset))
+	}
+	l.Close()
+	path := filepath.Join(opts.Dir, segmentName(1))
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b[at[0]+5] ^= 1 // 256 bytes more
+	b[at[1]] ^= 1
+	if err := os.WriteFile(path, b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	l, r := openAgain(t, opts)
+	if r.Damaged != 1 || r.Unclaimed != 1 {
+		t.Errorf("recovery: %+v", r)
+	}
+	wantStory(t, l, ids[0], "1-1:gap ")
+	wantStory(t, l, ids[2], "1:last ")
+}
+
 // No bit of a header makes the last entry of a sandbox go without a trace.
 func TestEveryBitOfAHeader(t *testing.T) {
 	opts := Options{Dir: t.TempDir(), SegmentBytes: 2 * maxPayload}

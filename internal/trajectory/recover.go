@@ -155,8 +155,8 @@ func (l *Log) replay(s *segment, last bool, r *Recovery) (claims []claim, err er
 			return nil
 		}
 		sb := l.sandboxes[dsec.SandboxID(h.sandbox[:])]
-		if !ok || !h.entry() || sb == nil || n > headerLen+int64(h.size) {
-			r.Unclaimed++ // or more than what its start says
+		if !ok || !h.entry() || sb == nil || n != headerLen+int64(h.size) {
+			r.Unclaimed++ // or it may be more than what its start says
 		}
 		if ok && h.entry() && sb != nil {
 			seq := h.seq
