@@ -277,7 +277,10 @@ func benchmarkPause(b *testing.B, forks string, pageOut bool) {
 	check(b, err)
 	s := &sandbox{host: h, id: req.ID}
 	s.use(i)
-	defer func() { check(b, i.Destroy(background)) }()
+	b.Cleanup(func() {
+		_ = s.client.Close()
+		check(b, i.Destroy(background))
+	})
 	holds := s.cycle("/bin/inside", "hold", "256", forks)
 	holds.want("true")
 	s.sh("true")
