@@ -2,9 +2,9 @@ package testutil
 
 import (
 	"bufio"
-	"fmt"
 	"math/rand/v2"
 	"os"
+	"strconv"
 	"syscall"
 	"unsafe"
 
@@ -45,7 +45,7 @@ func HoldMemory(mib, forks int) {
 			_, rerr := unix.Read(child, b)
 			same = same && werr == nil && rerr == nil && b[0] == byte(want)
 		}
-		fmt.Println(same)
+		_, _ = os.Stdout.WriteString(strconv.FormatBool(same) + "\n")
 		if _, err := in.ReadString('\n'); err != nil {
 			return
 		}
