@@ -164,6 +164,41 @@ func outcomeOf(events *chronusapi.Events) (dsec.Outcome, error) {
 	}
 }
 
+// Nothing is started in a paused sandbox: it would stand still before its first
+// instruction, and the launcher with it, which makes all other sandboxes.
+func TestNothingIsStartedInAPausedSandbox(t *testing.T) {
+	h := newHost(t, nil)
+	read := make(chan error, forkers)
+	var paused []*sandbox
+	for range forkers { // as many as would keep the launcher
+		s := h.create()
+		paused = append(paused, s)
+		check(t, s.pauser().Pause(t.Context()))
+		go func() {
+			r, err := s.client.Read(context.Background(), "/etc/passwd", 0, -1)
+			if err == nil {
+				_, err = io.Copy(io.Discard, r)
+				err = errors.Join(err, r.Close())
+			}
+			read <- err
+		}()
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		if _, err := s.i.(backend.FileServer).DialFiles(ctx); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("a connection for files of a paused sandbox: %v", err)
+		}
+		cancel()
+	}
+	if o := h.create().sh("echo other"); o.out != "other\n" {
+		t.Errorf("another sandbox: %q", o.out)
+	}
+	for _, s := range paused {
+		check(t, s.pauser().Resume(t.Context()))
+	}
+	for range paused {
+		check(t, <-read)
+	}
+}
+
 // A process that waits for a layer's store cannot be stopped: the sandbox is not
 // paused then, and goes on as before.
 func TestPauseWhileAStoreHangs(t *testing.T) {
