@@ -28,27 +28,19 @@ const numberTries = 10
 // exec runs the command in one round trip.
 func (c *Cmd) exec(ctx context.Context) ([]byte, dsec.Outcome, error) {
 	tag := c.sandbox.c.tag()
-	number, answered := make(chan uint64, 1), make(chan struct{})
-	timer := time.AfterFunc(numberAfter, func() {
-		ctx, cancel := context.WithCancel(ctx)
-		defer cancel()
-		go func() {
-			select {
-			case <-answered:
-			case <-ctx.Done():
-			}
-			cancel()
-		}()
-		number <- c.number(ctx, tag)
-	})
+	number := make(chan uint64, 1)
+	ask, answered := context.WithCancel(ctx)
+	defer answered()
+	again, broke := context.WithCancel(ask)
+	timer := time.AfterFunc(numberAfter, func() { number <- c.number(ask, again, tag) })
 	res, err := c.sandbox.c.process.Exec(ctx, connect.NewRequest(&dsecv1.ExecRequest{
 		SandboxId: string(c.sandbox.id), Command: c.message(), Tag: tag,
 	}))
-	close(answered)
+	broke()
 	if err != nil {
 		process := uint64(0)
 		if !timer.Stop() {
-			process = <-number
+			process = <-number // which may be on its way: without it the outcome is unknown
 		}
 		return c.execBroke(ctx, process, err)
 	}
@@ -69,16 +61,17 @@ func (c *Cmd) exec(ctx context.Context) ([]byte, dsec.Outcome, error) {
 func (c *Client) tag() string { return c.name + strconv.FormatUint(c.tags.Add(1), 36) }
 
 // number asks for the number of the command that the Exec call with that tag
-// runs; it is 0 where ctx ends before the answer.
-func (c *Cmd) number(ctx context.Context, tag string) uint64 {
+// runs; it is 0 where ask ends before the answer. Once again has ended it is not asked
+// for another time.
+func (c *Cmd) number(ask, again context.Context, tag string) uint64 {
 	for attempt := 1; attempt <= numberTries; attempt++ {
-		list, err := c.sandbox.listShared(ctx)
+		list, err := c.sandbox.listShared(ask)
 		if err == nil {
 			if i := slices.IndexFunc(list, func(p *dsecv1.Process) bool { return p.Tag == tag }); i >= 0 {
 				return list[i].ProcessId
 			}
 		}
-		if pause(ctx, attempt) != nil {
+		if pause(again, attempt) != nil {
 			return 0
 		}
 	}

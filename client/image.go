@@ -38,6 +38,9 @@ type ImageOptions struct {
 	Platform string
 	// Credentials for the registry. Nil: those that the server has, if any.
 	Credentials *RegistryCredentials
+	// Verify reads all that the store has of an image that the project has already, and
+	// imports it again where anything differs. Without it the data are not read.
+	Verify bool
 	// Kind, At and Strict are as in ImportOptions.
 	Kind   dsec.LayerKind
 	At     string
@@ -49,11 +52,11 @@ type ImageOptions struct {
 
 // ImportImage has the server import an image from an OCI registry, and names it.
 // ref is [host[:port]/]repository[:tag][@digest]. An image that the project has
-// already is not fetched again. findings are as of ImportLayer.
+// already is not fetched again, unless its layer is damaged. findings are as of ImportLayer.
 func (c *Client) ImportImage(ctx context.Context, name, ref string, o ImageOptions) (l Layer, findings []string, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	req := &dsecv1.PullLayerRequest{Name: name, Ref: ref, Platform: o.Platform, Kind: string(o.Kind), At: o.At, Strict: o.Strict}
+	req := &dsecv1.PullLayerRequest{Name: name, Ref: ref, Platform: o.Platform, Kind: string(o.Kind), At: o.At, Strict: o.Strict, Verify: o.Verify}
 	if k := o.Credentials; k != nil {
 		req.Credentials = &dsecv1.RegistryCredentials{Username: k.Username, Password: k.Password, Token: k.Token}
 	}

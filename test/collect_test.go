@@ -51,10 +51,8 @@ func TestCollectLayers(t *testing.T) {
 	collect("afterwards", false, used.Digest)
 	left, err := os.ReadDir(filepath.Join(s.dir, "data", "layers", "blobs", "layers"))
 	check(t, err)
-	for _, e := range left {
-		if files, err := os.ReadDir(filepath.Join(s.dir, "data", "layers", "blobs", "layers", e.Name())); "sha256:"+e.Name() != named.Digest && (err != nil || len(files) > 0) {
-			t.Errorf("%s has %v (%v)", e.Name(), files, err)
-		}
+	if len(left) != 1 || "sha256:"+left[0].Name() != named.Digest {
+		t.Errorf("in the store are %v, want %s", left, named.Digest)
 	}
 	if _, err := c.CreateSandbox(t.Context(), client.SandboxOptions{Backend: "fake", Layers: []string{"named"}}); err != nil {
 		t.Error(err)
@@ -66,6 +64,25 @@ func TestCollectLayers(t *testing.T) {
 	if _, _, err := c.CollectLayers(t.Context(), -1, true); dsec.CodeOf(err) != dsec.CodeInvalid {
 		t.Errorf("a negative age: %v", err)
 	}
+}
+
+// The command line says what there is to say of a collection, and of a name that is taken.
+func TestCollectAndTagSayWhatIsTrue(t *testing.T) {
+	s := up(t)
+	c := s.client(t)
+	said := func(want string, args ...string) {
+		t.Helper()
+		stdout, stderr, _ := s.cli(t.TempDir(), args...)
+		if stdout+stderr != want {
+			t.Errorf("%q says %q, want %q", args, stdout+stderr, want)
+		}
+	}
+	said("nothing to remove: the store has no layers\n", "layer", "gc")
+	importOne(t, c, "one", "1")
+	importOne(t, c, "two", "2")
+	said("nothing to remove: 2 stay, each of which has a name, is in use, or was stored less than 1h0m0s ago\n", "layer", "gc")
+	said("{\n  \"removed\": [],\n  \"freed_bytes\": 0,\n  \"kept\": 2\n}\n", "layer", "gc", "-o", "json")
+	said("dsec: NEW-NAME: two names another layer; --replace takes it from there (conflict)\n", "layer", "tag", "one", "two")
 }
 
 // Whatever imports, removals and collections of the same layer do at once: an

@@ -13,6 +13,7 @@ import (
 
 	"github.com/opendsec/dsec/client"
 	"github.com/opendsec/dsec/internal/testutil"
+	"github.com/opendsec/dsec/internal/testutil/s3server"
 	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
 )
 
@@ -95,6 +96,47 @@ func TestDocsOfLayersAreRunAsTheyStand(t *testing.T) {
 		if _, err := os.Stat(filepath.Join(d.dir, name)); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// TestDocsOfStoresAreRunAsTheyStand follows what docs/stores.md says of a bucket, on an S3
+// server of the tests in the place of the one that it starts, which is the same.
+func TestDocsOfStoresAreRunAsTheyStand(t *testing.T) {
+	testutil.Require(t, testutil.Root, testutil.EROFS, testutil.Overlay, testutil.Program("busybox"), testutil.Program("bash"))
+	bucket, err := s3server.Start(t.Context(), testutil.Dir(t), s3server.Options{})
+	check(t, err)
+	t.Cleanup(func() { _ = bucket.Close() })
+	text := section(t, read(t, "../docs/stores.md"), "## Trying a bucket")
+	given, rest, ok := strings.Cut(text, "    mkdir -p s3/dsec\n")
+	_, rest, started := strings.Cut(rest, "    sudo -E bin/dsec up &\n")
+	if !ok || !started {
+		t.Fatalf("the docs say\n%s", text)
+	}
+	d := &reader{t: t, dir: testutil.Dir(t), server: &server{}}
+	env := []string{"AWS_ACCESS_KEY_ID=" + bucket.ID, "AWS_SECRET_ACCESS_KEY=" + bucket.Secret}
+	for line := range strings.Lines(d.bash(given + "    env | grep -E '^(AWS|DSEC_LAYERS)_'\n")) {
+		if name, value, _ := strings.Cut(strings.TrimSpace(line), "="); name == "DSEC_LAYERS_STORE" {
+			value = strings.NewReplacer("s3://dsec/", "s3://"+bucket.Bucket+"/", "http://127.0.0.1:9000", bucket.Endpoint(bucket.Addr)).Replace(value)
+			env = append(env, name+"="+value)
+		}
+	}
+	name, dir := testutil.Name(t), testutil.Dir(t)
+	testutil.Ledger(t, name, filepath.Base(dir))
+	c := &containerServer{name: name, dir: dir, env: env}
+	t.Cleanup(func() {
+		c.destroy(t)
+		killLayerd(t, dir)
+	})
+	c.start(t)
+	d.server = c.server
+	check(t, os.Mkdir(filepath.Join(d.dir, "bin"), 0o700))
+	check(t, os.Symlink(dsecBinary, filepath.Join(d.dir, "bin", "dsec")))
+	check(t, os.WriteFile(filepath.Join(d.dir, "rootfs.tar"), busyboxTar(t), 0o600))
+	if out := d.bash(rest); !strings.HasPrefix(out, "base:latest") || !strings.Contains(out, "\netc\n") {
+		t.Errorf("of a bucket: %q", out)
+	}
+	if _, err := os.Stat(bucket.Object("layers/owner")); err != nil {
+		t.Errorf("the bucket was not used: %v", err)
 	}
 }
 

@@ -56,6 +56,51 @@ func TestTagOfARegistryMoves(t *testing.T) {
 	}
 }
 
+// An image that is imported again is fetched again only where its layer is damaged in
+// the store, which mends it; bytes that only a read tells of are looked for on demand.
+func TestImportOfAnImageMends(t *testing.T) {
+	r := newImages(t)
+	s := upWith(t, r, "DSEC_REGISTRY_CACHE_BYTES=0")
+	c := s.client(t)
+	ref := r.host + "/team/app:v1"
+	r.push(t, "team/app:v1", nil, tarOfOne(t, "file", strings.Repeat("content", 1000)))
+	again := func(o client.ImageOptions, fetched int) client.Layer {
+		t.Helper()
+		l, _, err := c.ImportImage(t.Context(), "app", ref, o)
+		check(t, err)
+		if n := r.fetched(); n != fetched {
+			t.Errorf("%d blobs were fetched, want %d", n, fetched)
+		}
+		return l
+	}
+	l := again(client.ImageOptions{}, 2)
+	again(client.ImageOptions{}, 0)
+	again(client.ImageOptions{Verify: true}, 0)
+	data := filepath.Join(s.dir, "data", "layers", "blobs", "layers", strings.TrimPrefix(l.Digest, "sha256:"), "data")
+	whole, err := os.ReadFile(data)
+	check(t, err)
+	for name, damage := range map[string]struct {
+		spoil  func() error
+		verify bool
+	}{
+		"cut":   {func() error { return os.Truncate(data, int64(len(whole)-1)) }, false},
+		"gone":  {func() error { return os.Remove(data) }, false},
+		"other": {func() error { return os.WriteFile(data, bytes.ToUpper(whole), 0o600) }, true},
+	} {
+		check(t, damage.spoil())
+		if damage.verify {
+			again(client.ImageOptions{}, 0)
+		}
+		if mended := again(client.ImageOptions{Verify: damage.verify}, 2); mended.Digest != l.Digest {
+			t.Errorf("%s: it became %s", name, mended.Digest)
+		}
+		if b, err := os.ReadFile(data); err != nil || !bytes.Equal(b, whole) {
+			t.Errorf("%s: the data are not whole: %v", name, err)
+		}
+		again(client.ImageOptions{Verify: true}, 0)
+	}
+}
+
 // A registry's image that is damaged, hostile or huge is refused, and nothing of it
 // is there afterwards.
 func TestDamagedImageOfARegistry(t *testing.T) {

@@ -93,12 +93,12 @@ func TestImportOfADirectoryTellsWhatItLeavesOut(t *testing.T) {
 	l, err := net.Listen("unix", filepath.Join(tree, "sock"))
 	check(t, err)
 	defer l.Close()
-	out, stderr, code := s.cli(dir, "layer", "import", "x", "tree", "-o", "json")
+	out, stderr, code := s.cli(dir, "layer", "import", "x", "tree", "--kind", "toolkit", "--at", "/opt/x", "-o", "json")
 	var got struct{ Findings []string }
 	check(t, json.Unmarshal([]byte(out), &got))
 	want := []string{
-		`attributes left out (all but user.* of files and directories): 1, the first at "file"`,
-		`device nodes left out: 1, the first at "null"`, `sockets left out: 1, the first at "sock"`,
+		`attributes left out (all but user.* of files and directories): 1, the first at "/opt/x/file"`,
+		`device nodes left out: 1, the first at "/opt/x/null"`, `sockets left out: 1, the first at "/opt/x/sock"`,
 	}
 	if code != 0 || !slices.Equal(got.Findings, want) || strings.Count(stderr, "dsec: found: ") != len(want) {
 		t.Errorf("exit %d, %q, %s, want %q", code, got.Findings, stderr, want)

@@ -17,6 +17,7 @@ import (
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/client"
 	"github.com/opendsec/dsec/internal/testutil"
+	"github.com/opendsec/dsec/proto/dsec/v1/dsecv1connect"
 )
 
 // A store of layers belongs to one control plane: another does not start on it, and
@@ -39,13 +40,20 @@ func TestStoreOfLayersHasOneOwner(t *testing.T) {
 	check(t, err)
 	owner := strings.TrimSpace(string(mark))
 
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, dsecBinary, append([]string{"up"}, args("b")...)...)
-	cmd.Env = append(environ(), env...)
-	out, err := cmd.CombinedOutput()
-	if err == nil || ctx.Err() != nil || !bytes.Contains(out, []byte("layers.store")) || !bytes.Contains(out, []byte(owner)) {
-		t.Fatalf("a second server: %v\n%s", err, out)
+	refused := func(name, owner string) {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		cmd := exec.CommandContext(ctx, dsecBinary, append([]string{"up"}, args(name)...)...)
+		cmd.Env = append(environ(), env...)
+		out, err := cmd.CombinedOutput()
+		if err == nil || ctx.Err() != nil || !bytes.Contains(out, []byte("layers.store")) || !bytes.Contains(out, []byte(owner)) {
+			t.Fatalf("server %s: %v\n%s", name, err, out)
+		}
+	}
+	refused("b", owner)
+	if made, err := os.ReadDir(dir); err != nil || len(made) != 1 {
+		t.Errorf("a server that did not start made %v, %v", made, err)
 	}
 	a.stop()
 	a = begin("a") // its own it is
@@ -74,41 +82,57 @@ func TestStoreOfLayersHasOneOwner(t *testing.T) {
 	if removed, _, err := b.client(t).CollectLayers(t.Context(), 0, false); err != nil || len(removed) != 1 {
 		t.Errorf("the new owner removes %v, %v", removed, err)
 	}
+	a.stop()
+	refused("a", owner) // it tells of both
 }
 
-// An import that failed is answered while its client says nothing more, by both ways
+// An upload that failed is answered while its client says nothing more, by both ways
 // that an apiserver has to an edge.
-func TestFailedImportIsAnswered(t *testing.T) {
+func TestFailedUploadIsAnswered(t *testing.T) {
 	_, api, _ := halves(t)
 	for name, s := range map[string]*server{"up": up(t), "halves": api} {
-		t.Run(name, func(t *testing.T) {
-			_, secret := s.project(t, "p")
-			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-			defer cancel()
-			body, say := io.Pipe()
-			defer say.Close()
-			req, err := http.NewRequestWithContext(ctx, http.MethodPost, s.url+"/dsec.v1.LayerService/ImportLayer", body)
-			check(t, err)
-			req.Header.Set("Content-Type", "application/connect+json")
-			req.Header.Set("Authorization", "Bearer "+secret)
-			go func() {
-				for _, msg := range []string{`{"open":{"name":"base"}}`, fmt.Sprintf(`{"data":"%s"}`, strings.Repeat("QUJD", 100_000))} {
-					_, _ = say.Write(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(msg))))
-					_, _ = say.Write([]byte(msg))
+		c, secret := s.project(t, "p")
+		sandbox, err := c.CreateSandbox(t.Context(), client.SandboxOptions{Backend: dsec.KindFake})
+		check(t, err)
+		id := sandbox.ID()
+		for _, tc := range []struct {
+			procedure, want string
+			messages        []string
+		}{
+			{dsecv1connect.LayerServiceImportLayerProcedure, "not a tar archive",
+				[]string{`{"open":{"name":"base"}}`, fmt.Sprintf(`{"data":"%s"}`, strings.Repeat("QUJD", 100_000))}},
+			{dsecv1connect.FileServiceUploadProcedure, "open.path", []string{fmt.Sprintf(`{"open":{"sandbox_id":"%s","path":"a\u0000b"}}`, id)}},
+			{dsecv1connect.FileServiceWriteProcedure, "open.path", []string{fmt.Sprintf(`{"open":{"sandbox_id":"%s","path":"a\u0000b"}}`, id)}},
+			{dsecv1connect.ProcessServiceStreamStdinProcedure, "no process", []string{fmt.Sprintf(`{"sandbox_id":"%s","process_id":77,"data":"QUJD"}`, id)}},
+		} {
+			t.Run(name+tc.procedure, func(t *testing.T) {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				body, say := io.Pipe()
+				defer say.Close()
+				req, err := http.NewRequestWithContext(ctx, http.MethodPost, s.url+tc.procedure, body)
+				check(t, err)
+				req.Header.Set("Content-Type", "application/connect+json")
+				req.Header.Set("Authorization", "Bearer "+secret)
+				go func() {
+					for _, msg := range tc.messages {
+						_, _ = say.Write(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(msg))))
+						_, _ = say.Write([]byte(msg))
+					}
+				}()
+				res, err := (&http.Transport{}).RoundTrip(req)
+				check(t, err)
+				defer func() { _ = res.Body.Close() }()
+				head := make([]byte, 5)
+				_, err = io.ReadFull(res.Body, head)
+				check(t, err)
+				end := make([]byte, binary.BigEndian.Uint32(head[1:]))
+				_, err = io.ReadFull(res.Body, end)
+				check(t, err)
+				if head[0]&2 == 0 || !strings.Contains(string(end), tc.want) {
+					t.Errorf("%q", end)
 				}
-			}()
-			res, err := (&http.Transport{}).RoundTrip(req)
-			check(t, err)
-			defer func() { _ = res.Body.Close() }()
-			head := make([]byte, 5)
-			_, err = io.ReadFull(res.Body, head)
-			check(t, err)
-			end := make([]byte, binary.BigEndian.Uint32(head[1:]))
-			_, err = io.ReadFull(res.Body, end)
-			check(t, err)
-			if head[0]&2 == 0 || !strings.Contains(string(end), "not a tar archive") {
-				t.Errorf("%q", end)
-			}
-		})
+			})
+		}
 	}
 }

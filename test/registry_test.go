@@ -269,6 +269,17 @@ func TestExportAndBack(t *testing.T) {
 			}
 		}
 	}
+	// What is there is replaced on demand alone, and whole.
+	for _, out := range []string{"again", "again.tar"} {
+		first := run("layer", "export", "work", out)
+		second := run("layer", "export", "base", out, "--replace")
+		if back := strings.Fields(run("layer", "import", "back", out)); first == second || len(back) < 2 || back[1] != layers[0].Digest {
+			t.Errorf("%s: %q, then %q, imported as %q", out, first, second, back)
+		}
+	}
+	if left, err := filepath.Glob(filepath.Join(dir, "*.part")); err != nil || len(left) > 0 {
+		t.Errorf("left are %q, %v", left, err)
+	}
 	// Several are an image of several.
 	all := strings.Fields(run("layer", "export", "base", "work", "tool", "-o", "json", "all"))
 	if len(all) == 0 {

@@ -78,7 +78,7 @@ type suite struct {
 
 func suites() []suite {
 	return []suite{
-		{[]string{"I1_mb_s"}, conversion},
+		{[]string{"I1_mb_s", "I1_api_mb_s"}, conversion},
 		{[]string{"I2_ms", "I2_vs_tar", "I2_vs_podman", "I2_bytes_pct", "I2_written_fewer_pct"}, neverSeen},
 		{[]string{"I2_filled_ms", "I2_traced_ms"}, traced},
 		{[]string{"L1_compose_ms"}, compose},

@@ -65,7 +65,7 @@ func startAPI(
 		return err
 	}
 	stack.Push(func(context.Context) error { return lock.Close() })
-	st, err := store.Open(ctx, store.Config{Dir: filepath.Join(cfg.DataDir, "etcd"), Endpoints: cfg.Etcd.Endpoints, Log: log})
+	st, err := store.Open(ctx, store.Config{Dir: cfg.etcdDir(), Endpoints: cfg.Etcd.Endpoints, Log: log})
 	if err != nil {
 		return err
 	}

@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
@@ -14,6 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/layer"
 	"github.com/opendsec/dsec/internal/layer/blob"
 	"github.com/opendsec/dsec/internal/layer/blob/dirblob"
 	"github.com/opendsec/dsec/internal/layer/blob/s3blob"
@@ -83,6 +86,23 @@ func openBlobs(ctx context.Context, cfg *Config, reg prometheus.Registerer) (blo
 	return s, ofStore(err, cfg.storeDir())
 }
 
+// checkStore refuses a store that is another control plane's before anything is made of
+// a new one, which has no etcd yet. Of any other the apiserver knows whose it is.
+func checkStore(ctx context.Context, cfg *Config) error {
+	if cfg.Layers.Store == "" || len(cfg.Etcd.Endpoints) > 0 {
+		return nil
+	}
+	if _, err := os.Stat(cfg.etcdDir()); !errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	blobs, err := openBlobs(ctx, cfg, nil)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = blobs.(io.Closer).Close() }()
+	return layer.CheckUnowned(ctx, blobs)
+}
+
 // ofStore has an error about the store name the key of the configuration. dir is
 // where the store is, if it is a directory.
 func ofStore(err error, dir string) error {
@@ -92,7 +112,7 @@ func ofStore(err error, dir string) error {
 	named := *typed(err)
 	switch errno, ok := errors.AsType[syscall.Errno](err); {
 	case named.Field != "":
-		named.Field = "layers." + named.Field
+		return ofLayers(&named)
 	case ok && dir != "":
 		named = *ofDir("layers.store", dir, errno)
 	default:

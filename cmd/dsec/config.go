@@ -136,6 +136,7 @@ func (c *Config) complete() {
 }
 
 func (c *Config) adminKey() string   { return filepath.Join(c.DataDir, "admin.key") }
+func (c *Config) etcdDir() string    { return filepath.Join(c.DataDir, "etcd") }
 func (c *Config) edgeSocket() string { return filepath.Join(c.RunDir, "edge.sock") }
 
 // loadConfig reads the defaults, then the file, then the environment. path

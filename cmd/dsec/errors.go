@@ -52,6 +52,21 @@ func fileOf(err error) string {
 	return ""
 }
 
+// inSystem is the file that a system call failed on, and why, whatever wraps its error;
+// nothing where the platform failed.
+func inSystem(err error) (file string, cause error) {
+	if _, ok := errors.AsType[*dsec.Error](err); ok {
+		return "", nil
+	}
+	if e, ok := errors.AsType[*fs.PathError](err); ok {
+		return e.Path, e.Err
+	}
+	if e, ok := errors.AsType[*os.LinkError](err); ok {
+		return e.New, e.Err
+	}
+	return "", nil
+}
+
 // cause is an error of a system call without the call and its file.
 func cause(err error) string {
 	if fileOf(err) == "" {

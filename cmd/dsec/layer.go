@@ -41,9 +41,10 @@ func ofImport(err error, file string) error {
 	return &named
 }
 
-// openArchive opens a file, a directory as a tar, or standard input. left is asked at
-// the end for what a directory's tar does not have.
-func openArchive(ctx context.Context, e *env, name string) (r io.ReadCloser, left func() []string, err error) {
+// openArchive opens a file, a directory as a tar, or standard input, whose root becomes
+// the directory at of a sandbox. left is asked at the end for what a directory's tar does
+// not have.
+func openArchive(ctx context.Context, e *env, name, at string) (r io.ReadCloser, left func() []string, err error) {
 	none := func() []string { return nil }
 	if name == "-" {
 		if isTerminal(e.stdin) {
@@ -54,7 +55,7 @@ func openArchive(ctx context.Context, e *env, name string) (r io.ReadCloser, lef
 	info, err := os.Stat(name)
 	if err == nil && info.IsDir() {
 		t := tarOf(name, tardir.Write)
-		return t, t.findings, nil
+		return t, func() []string { return t.findings(at) }, nil
 	}
 	var f *os.File
 	if err == nil {
@@ -105,10 +106,10 @@ func tarOf(dir string, write func(io.Writer, string) (tardir.LeftOut, error)) *t
 }
 
 // findings tells what the stream, which was read to its end, does not have.
-func (t *treeTar) findings() []string {
+func (t *treeTar) findings(at string) []string {
 	_ = t.Close()
 	<-t.ended
-	return t.left.Findings()
+	return t.left.Findings(at)
 }
 
 func runLayerList(ctx context.Context, e *env, args []string) error {
@@ -169,6 +170,9 @@ func runLayerTag(ctx context.Context, e *env, args []string) error {
 	}
 	defer c.Close()
 	l, err := c.TagLayer(ctx, args[0], args[1], *replace)
+	if err != nil && dsec.CodeOf(err) == dsec.CodeConflict {
+		return &dsec.Error{Code: dsec.CodeConflict, Field: "NEW-NAME", Message: args[1] + " names another layer; --replace takes it from there", Err: err}
+	}
 	if err != nil {
 		return asGiven(err, "name", "NAME", "new_name", "NEW-NAME")
 	}
@@ -196,6 +200,14 @@ func runLayerGC(ctx context.Context, e *env, args []string) error {
 	removed, kept, err := c.CollectLayers(ctx, minAge, *dry)
 	if err != nil {
 		return asGiven(err, "min_age", "--min-age")
+	}
+	if len(removed) == 0 && f.output != "json" {
+		why := "the store has no layers"
+		if kept > 0 {
+			why = fmt.Sprintf("%d stay, each of which has a name, is in use, or was stored less than %s ago", kept, minAge)
+		}
+		_, err := fmt.Fprintln(e.stdout, "nothing to remove: "+why)
+		return err
 	}
 	rows, freed := [][]string{}, int64(0)
 	for _, l := range removed {

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"archive/tar"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -49,6 +51,7 @@ func TestFlagsThatMeanNothingAreRefused(t *testing.T) {
 		{"--no-git", []string{"layer", "import", "--no-git", "x", "-"}},
 		{"--platform", []string{"layer", "import", "x", dir, "--platform", "linux/amd64"}},
 		{"--credentials", []string{"layer", "import", "x", "--git", dir, "--credentials", "none"}},
+		{"--verify", []string{"layer", "import", "x", dir, "--verify"}},
 		{"--select", []string{"layer", "import", "x", "--image", "y", "--select", "v1"}},
 		{"--select", []string{"layer", "import", "x", "--git", dir, "--select", "v1"}},
 		{"--at", []string{"layer", "import", "x", dir, "--at", "/opt"}},
@@ -90,7 +93,7 @@ func TestAPipeThatNobodyWritesTo(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() {
-		_, _, err := openArchive(ctx, &env{}, path)
+		_, _, err := openArchive(ctx, &env{}, path, "")
 		ended <- err
 	}()
 	cancel()
@@ -108,23 +111,29 @@ func TestErrorsOfThisMachineAreTyped(t *testing.T) {
 	t.Setenv("DSEC_URL", "http://127.0.0.1:1")
 	t.Setenv("DSEC_API_KEY", "e2b_00")
 	t.Chdir(t.TempDir())
-	for _, name := range []string{"taken", "part.tar.part", "docker.json"} {
+	for _, name := range []string{"taken", "docker.json"} {
 		if err := os.WriteFile(name, []byte("{}"), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
+	if err := os.Mkdir("dir.tar", 0o700); err != nil {
+		t.Fatal(err)
+	}
 	for want, args := range map[string][]string{
-		"dsec: FILE: nosuch.tar: no such file or directory (not_found)\n":              {"layer", "import", "x", "nosuch.tar"},
-		"dsec: FILE: taken/x: not a directory (invalid)\n":                             {"layer", "import", "x", "taken/x"},
-		"dsec: --credentials: nosuch: no such file or directory (not_found)\n":         {"layer", "import", "x", "--image", "y", "--credentials", "nosuch"},
-		"dsec: --credentials: docker.json has none for docker.io (invalid)\n":          {"layer", "import", "x", "--image", "y", "--credentials", "docker.json"},
-		"dsec: FILE: taken is there already (conflict)\n":                              {"layer", "export", "x", "taken"},
-		"dsec: FILE: part.tar.part: file exists (conflict)\n":                          {"layer", "export", "x", "part.tar"},
-		"dsec: FILE: nodir/x.tar.part: no such file or directory (not_found)\n":        {"layer", "export", "x", "nodir/x.tar"},
-		"dsec: SRC: nosuch: no such file or directory (not_found)\n":                   {"cp", "nosuch", strings.Repeat("a", 25) + ":/x"},
-		"dsec: config: nosuch.toml: no such file or directory (not_found)\n":           {"layer", "list", "--config", "nosuch.toml"},
-		"dsec: --git: ./nosuch: no such file or directory (not_found)\n":               {"layer", "import", "x", "--git", "./nosuch"},
-		"dsec: cannot reach http://127.0.0.1:1; is `dsec up` running? (unavailable)\n": {"layer", "remove", "x"},
+		"dsec: FILE: nosuch.tar: no such file or directory (not_found)\n":                         {"layer", "import", "x", "nosuch.tar"},
+		"dsec: FILE: taken/x: not a directory (invalid)\n":                                        {"layer", "import", "x", "taken/x"},
+		"dsec: --credentials: nosuch: no such file or directory (not_found)\n":                    {"layer", "import", "x", "--image", "y", "--credentials", "nosuch"},
+		"dsec: --credentials: docker.json has none for docker.io (invalid)\n":                     {"layer", "import", "x", "--image", "y", "--credentials", "docker.json"},
+		"dsec: FILE: taken is there already; --replace puts the export in its place (conflict)\n": {"layer", "export", "x", "taken"},
+		"dsec: FILE: taken is no OCI layout, want one to replace (conflict)\n":                    {"layer", "export", "x", "taken", "--replace"},
+		"dsec: FILE: dir.tar is no file, want one to replace (conflict)\n":                        {"layer", "export", "x", "dir.tar", "--replace"},
+		"dsec: FILE: nodir/x.tar: no such file or directory (not_found)\n":                        {"layer", "export", "x", "nodir/x.tar"},
+		"dsec: FILE: nodir/x/: no such file or directory (not_found)\n":                           {"layer", "export", "x", "nodir/x/"},
+		"dsec: FILE: taken/x.tar: not a directory (invalid)\n":                                    {"layer", "export", "x", "taken/x.tar"},
+		"dsec: SRC: nosuch: no such file or directory (not_found)\n":                              {"cp", "nosuch", strings.Repeat("a", 25) + ":/x"},
+		"dsec: config: nosuch.toml: no such file or directory (not_found)\n":                      {"layer", "list", "--config", "nosuch.toml"},
+		"dsec: --git: ./nosuch: no such file or directory (not_found)\n":                          {"layer", "import", "x", "--git", "./nosuch"},
+		"dsec: cannot reach http://127.0.0.1:1; is `dsec up` running? (unavailable)\n":            {"layer", "remove", "x"},
 	} {
 		code := dsec.Code(want[strings.LastIndex(want, "(")+1 : len(want)-2])
 		_, stderr, exit := tell(t, args...)
@@ -149,6 +158,23 @@ func TestErrorsOfThisMachineAreTyped(t *testing.T) {
 	}
 }
 
+// TestErrorsOfAnExportNameWhatWasAskedFor: not the file that would have become it.
+func TestErrorsOfAnExportNameWhatWasAskedFor(t *testing.T) {
+	for want, err := range map[string]error{
+		"FILE: x.tar: no space left on device (exhausted)":       errors.Join(&fs.PathError{Op: "write", Path: "x.tar.1.part", Err: syscall.ENOSPC}),
+		"FILE: x.tar/blobs: no space left on device (exhausted)": &fs.PathError{Op: "mkdir", Path: "x.tar.1.part/blobs", Err: syscall.ENOSPC},
+		"FILE: x.tar: file exists (conflict)":                    &os.LinkError{Op: "rename", Old: "x.tar.1.part", New: "x.tar", Err: syscall.EEXIST},
+		"x (lost)":                                               &dsec.Error{Code: dsec.CodeLost, Message: "x", Err: &fs.PathError{Op: "read", Path: "x.tar.1.part", Err: syscall.EIO}},
+	} {
+		if got := line(ofPart(err, "x.tar.1.part", "x.tar")); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+	if err := ofPart(nil, "x.tar.1.part", "x.tar"); err != nil {
+		t.Errorf("no error became %v", err)
+	}
+}
+
 // TestErrorsNameWhatWasGiven: an argument or a flag, not the field of the call.
 func TestErrorsNameWhatWasGiven(t *testing.T) {
 	of := dsec.Invalid("new_name", "x")
@@ -161,6 +187,27 @@ func TestErrorsNameWhatWasGiven(t *testing.T) {
 	for _, err := range []error{dsec.Invalid("kind", "x"), errors.New("x"), nil} {
 		if got := asGiven(err, "name", "NAME"); fmt.Sprint(got) != fmt.Sprint(err) {
 			t.Errorf("%v became %v", err, got)
+		}
+	}
+}
+
+// TestErrorsOfWhatIsUnpacked: they name the file of this machine, by its path from here.
+func TestErrorsOfWhatIsUnpacked(t *testing.T) {
+	t.Chdir(t.TempDir())
+	if err := os.MkdirAll("dst/sub/taken/x", 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for want, h := range map[string]tar.Header{
+		"DST: dst/sub/taken: file exists (conflict)":                          {Name: "sub/taken", Typeflag: tar.TypeReg, Mode: 0o600},
+		"DST: dst/link: no such file or directory (not_found)":                {Name: "./link", Typeflag: tar.TypeLink, Linkname: "none"},
+		`the sandbox sent a name that leaves the directory: "../x" (invalid)`: {Name: "../x", Typeflag: tar.TypeReg},
+	} {
+		var b bytes.Buffer
+		if err := tar.NewWriter(&b).WriteHeader(&h); err != nil {
+			t.Fatal(err)
+		}
+		if err := unpack(&b, "dst"); err == nil || line(err) != want {
+			t.Errorf("%v, want %s", err, want)
 		}
 	}
 }

@@ -13,7 +13,7 @@ import (
 // ofGit and ofRegistry are the flags that only --git and --image take.
 var (
 	ofGit      = []string{"ref", "depth", "no-git", "submodules"}
-	ofRegistry = []string{"platform", "credentials"}
+	ofRegistry = []string{"platform", "credentials", "verify"}
 )
 
 // checkoutFlags are those of `dsec layer import --git`.

@@ -16,6 +16,7 @@ import (
 type layerImport struct {
 	client.ImportOptions
 	image, platform, credentials string
+	verify                       bool
 	git                          string
 	checkout                     checkoutFlags
 	progress                     *string
@@ -31,6 +32,7 @@ func runLayerImport(ctx context.Context, e *env, args []string) error {
 	f.StringVar(&o.image, "image", "", "`reference` of an image in a registry, which the server fetches: [HOST/]REPOSITORY[:TAG][@DIGEST]")
 	f.StringVar(&o.platform, "platform", "", "of --image: `OS/ARCHITECTURE[/VARIANT]`; default the server's")
 	f.StringVar(&o.credentials, "credentials", "", "of --image: `file` such as ~/.docker/config.json with credentials to send along; default the server's own")
+	f.BoolVar(&o.verify, "verify", false, "of --image: where the image was imported before, read all of its layer, and import it again where that is damaged")
 	f.StringVar(&o.git, "git", "", "`URL` or path of a git repository, of which one commit is checked out")
 	o.checkout.add(f)
 	o.progress = progressFlag(f)
@@ -98,7 +100,7 @@ func (o *layerImport) run(ctx context.Context, e *env, c *client.Client, args []
 	case o.git != "":
 		return o.fromGit(ctx, e, c, args[0], m)
 	}
-	archive, left, err := openArchive(ctx, e, args[1])
+	archive, left, err := openArchive(ctx, e, args[1], o.At)
 	if err != nil {
 		return client.Layer{}, nil, err
 	}
@@ -117,7 +119,7 @@ func (o *layerImport) run(ctx context.Context, e *env, c *client.Client, args []
 }
 
 func (o *layerImport) fromRegistry(ctx context.Context, c *client.Client, name string, m *meter) (client.Layer, []string, error) {
-	opt := client.ImageOptions{Platform: o.platform, Kind: o.Kind, At: o.At, Strict: o.Strict, Progress: m.set}
+	opt := client.ImageOptions{Platform: o.platform, Kind: o.Kind, At: o.At, Strict: o.Strict, Verify: o.verify, Progress: m.set}
 	if o.credentials != "" {
 		var err error
 		if opt.Credentials, err = readCredentials(o.credentials, o.image); err != nil {

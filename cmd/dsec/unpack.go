@@ -3,11 +3,11 @@ package main
 import (
 	"archive/tar"
 	"errors"
-	"fmt"
 	"io"
 	"io/fs"
 	"os"
 	"path"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -42,7 +42,7 @@ func unpack(r io.Reader, dir string) error {
 			return dsec.Errorf(dsec.CodeInvalid, "the sandbox sent a name that leaves the directory: %q", h.Name)
 		}
 		if err := unpackOne(root, name, h, tr); err != nil {
-			return fmt.Errorf("%s: %w", name, err)
+			return ofUnpacked(err, filepath.Join(dir, name))
 		}
 		if h.Typeflag == tar.TypeDir {
 			dirs = append(dirs, late{name, fs.FileMode(h.Mode & 0o777), h.ModTime})
@@ -55,6 +55,16 @@ func unpack(r io.Reader, dir string) error {
 	}
 	_, err = io.Copy(io.Discard, r) // the padding behind the archive's end
 	return err
+}
+
+// ofUnpacked names the file of this machine that could not be made, where that is what
+// is wrong, and not the stream.
+func ofUnpacked(err error, file string) error {
+	_, cause := inSystem(err)
+	if cause == nil {
+		return err
+	}
+	return ofSystem("DST", &fs.PathError{Path: file, Err: cause})
 }
 
 func unpackOne(root *os.Root, name string, h *tar.Header, r io.Reader) error {

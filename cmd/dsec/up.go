@@ -66,6 +66,9 @@ func runUp(ctx context.Context, e *env, args []string) error {
 	if err != nil {
 		return err
 	}
+	if err := checkStore(ctx, cfg); err != nil {
+		return ofRoot(err)
+	}
 	public, err := daemon.ListenTCP(cfg.API.Listen)
 	if err != nil {
 		return err

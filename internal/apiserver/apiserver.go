@@ -12,6 +12,7 @@ import (
 	"log/slog"
 	"net/http"
 	"sync"
+	"time"
 
 	"connectrpc.com/connect"
 	"github.com/prometheus/client_golang/prometheus"
@@ -53,6 +54,9 @@ type Server struct {
 	autoImport bool
 	unit       string // ID of this control plane, which the store of layers belongs to
 
+	removals  sync.Map      // of which it is not known what came of them, by the layer's digest
+	dropPause time.Duration // between attempts of one
+
 	stopping context.Context // ended by Stopping; acts for no project
 	stop     context.CancelFunc
 	work     sync.WaitGroup // what runs until stopping ends
@@ -84,6 +88,7 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 
 		autoImport: cfg.AutoImport,
 		unit:       unit,
+		dropPause:  dropPause,
 	}
 	if err := s.claimAtStart(); err != nil {
 		s.Close()
@@ -124,5 +129,5 @@ func (s *Server) Handler() http.Handler {
 	mux.Handle(dsecv1connect.NewFileServiceHandler(fileService{s}, opts...))
 	mux.Handle(dsecv1connect.NewLayerServiceHandler(layerService{s}, opts...))
 	mux.Handle(dsecv1connect.NewAdminServiceHandler(adminService{s}, opts...))
-	return typedErrors(daemon.HoldAnswers(bodyDeadlines(mux)))
+	return bodyDeadlines(typedErrors(daemon.HoldAnswers(mux)))
 }

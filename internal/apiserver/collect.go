@@ -23,6 +23,8 @@ const (
 	// the store may differ.
 	leftoverAge = 24 * time.Hour
 	dropTimeout = 30 * time.Second
+	// dropPause is between attempts to remove a layer until it is known what came of it.
+	dropPause = 5 * time.Second
 )
 
 // CollectLayers removes layers that nothing refers to.
@@ -72,23 +74,72 @@ func (s *Server) collect(ctx context.Context, age time.Duration, dry bool) (*dse
 }
 
 // dropUnnamed removes a layer that no project has a name for, nor for one that goes on it.
+// Where it is not known whether an edge did, or still does, the layer gets no name until
+// it is.
 func (s *Server) dropUnnamed(ctx context.Context, digest string) (dropped bool, err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), dropTimeout)
 	defer cancel()
-	unnamed, done, err := s.layers.dropping(ctx, digest)
-	if err != nil {
-		return false, err
+	r := newRemoval(digest)
+	dropped, asked, err := s.tryDrop(ctx, r)
+	if !asked || isKnown(err) || s.stopping.Err() != nil {
+		return dropped, err
 	}
-	defer done()
-	if !unnamed {
-		return false, nil
+	if _, more := s.removals.LoadOrStore(digest, r); !more {
+		s.work.Go(func() {
+			defer s.removals.Delete(digest)
+			s.dropUntilKnown(r)
+		})
 	}
+	return false, err
+}
+
+// tryDrop removes a layer if it has no name, and reports whether an edge was asked for
+// that. Unless it is known what came of it the mark of the removal stays for its time.
+func (s *Server) tryDrop(ctx context.Context, r removal) (dropped, asked bool, err error) {
 	edge, err := s.builder()
 	if err != nil {
-		return false, err
+		return false, false, err
 	}
-	_, err = forward(ctx, edgeClient(edge), dsecv1connect.EdgeServiceClient.DropLayer, &dsecv1.DropLayerRequest{Digest: digest, Unit: s.unit})
-	return err == nil, err
+	unnamed, done, err := s.layers.dropping(ctx, r)
+	if err != nil || !unnamed {
+		return false, false, err
+	}
+	_, err = forward(ctx, edgeClient(edge), dsecv1connect.EdgeServiceClient.DropLayer, &dsecv1.DropLayerRequest{Digest: r.digest, Unit: s.unit})
+	if isKnown(err) {
+		done()
+	}
+	return err == nil, true, err
+}
+
+// isKnown reports whether the error of a removal, or that there is none, tells what came
+// of it.
+func isKnown(err error) bool {
+	if err == nil {
+		return true
+	}
+	switch dsec.CodeOf(err) {
+	case dsec.CodeConflict, dsec.CodeNotFound, dsec.CodeUnsupported, dsec.CodeInvalid:
+		return true
+	}
+	return false
+}
+
+// dropUntilKnown goes on with a removal, and renews its mark, until it is known what came
+// of it.
+func (s *Server) dropUntilKnown(r removal) {
+	for {
+		select {
+		case <-time.After(s.dropPause):
+		case <-s.stopping.Done():
+			return
+		}
+		ctx, cancel := context.WithTimeout(s.stopping, dropTimeout)
+		_, _, err := s.tryDrop(ctx, r)
+		cancel()
+		if isKnown(err) {
+			return
+		}
+	}
 }
 
 // collectAtTimes collects until ctx ends.

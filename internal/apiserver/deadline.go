@@ -22,28 +22,26 @@ import (
 const (
 	unaryBodyTimeout  = 30 * time.Second
 	uploadReadTimeout = 2 * time.Minute
-	// For a client that goes on sending after the answer.
+	// For a client that goes on sending after the answer, and does not pause.
 	drainTimeout = 10 * time.Second
 	maxDrain     = 256 << 20
 )
 
 type bodyRule struct {
-	timeout time.Duration
-	each    bool // from each read on, not from the first
+	timeout time.Duration // zero: none
+	each    bool          // from each read on, not from the first
 }
 
 // bodyRules is read from the API's descriptors, so that a new route has one.
 var bodyRules = func() map[string]bodyRule {
-	idle := map[string]bool{
-		dsecv1connect.ProcessServiceStreamStdinProcedure: true,
-		dsecv1connect.SessionServiceRunCommandsProcedure: true,
-	}
 	rules := map[string]bodyRule{}
 	for route := range Routes() {
 		switch {
 		case !route.ClientStreaming:
 			rules[route.Procedure] = bodyRule{timeout: unaryBodyTimeout}
-		case !idle[route.Procedure]:
+		case route.Procedure == dsecv1connect.ProcessServiceStreamStdinProcedure:
+			rules[route.Procedure] = bodyRule{each: true}
+		case !route.ServerStreaming:
 			rules[route.Procedure] = bodyRule{timeout: uploadReadTimeout, each: true}
 		}
 	}
@@ -133,7 +131,7 @@ func bothWays(next http.Handler, w http.ResponseWriter, r *http.Request) {
 }
 
 // lastWords is how long a client may take to end its side of a stream after
-// the other side has ended.
+// the other side has ended, or say nothing of the rest of an upload.
 const lastWords = time.Second
 
 // drain takes the rest of an upload that was answered early: a connection that
@@ -143,10 +141,20 @@ func (b *timedBody) drain() {
 	if b.done {
 		return
 	}
-	if b.conn.Flush() != nil || b.conn.SetReadDeadline(time.Now().Add(drainTimeout)) != nil {
+	if b.conn.Flush() != nil {
 		return
 	}
-	_, _ = io.CopyN(io.Discard, b.ReadCloser, maxDrain)
+	buf := make([]byte, 256<<10)
+	end := time.Now().Add(drainTimeout)
+	for n := 0; n < maxDrain && time.Now().Before(end); {
+		if b.conn.SetReadDeadline(time.Now().Add(lastWords)) != nil {
+			return
+		}
+		m, err := b.ReadCloser.Read(buf)
+		if n += m; err != nil {
+			return
+		}
+	}
 }
 
 type bodyKey struct{}
@@ -190,7 +198,7 @@ func (b *timedBody) begin() error {
 	if b.over {
 		return os.ErrDeadlineExceeded
 	}
-	if !b.done && (!b.set || b.rule.each) {
+	if !b.done && b.rule.timeout > 0 && (!b.set || b.rule.each) {
 		b.set = true
 		_ = b.conn.SetReadDeadline(time.Now().Add(b.rule.timeout))
 	}

@@ -54,6 +54,38 @@ func TestImportIsAnsweredEarly(t *testing.T) {
 	}
 }
 
+// A call that is refused before its upload is read ends soon, also while its client says
+// nothing of that: its error, and the answer's end.
+func TestRefusedUploadEndsSoon(t *testing.T) {
+	r := newRig(t, newStub("fake"))
+	for name, tc := range map[string]struct{ key, contentType, message string }{
+		"key":  {"e2b_00", "application/connect+json", ""},
+		"name": {r.secret, "application/connect+json", `{"open":{"name":"BASE"}}`},
+		"type": {r.secret, "text/plain", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			conn, err := net.Dial("tcp", strings.TrimPrefix(r.url, "http://"))
+			check(t, err)
+			defer conn.Close()
+			check(t, conn.SetDeadline(time.Now().Add(drainTimeout*3/4)))
+			_, err = io.WriteString(conn, "POST /dsec.v1.LayerService/ImportLayer HTTP/1.1\r\nHost: dsec\r\nTransfer-Encoding: chunked\r\n"+
+				"Content-Type: "+tc.contentType+"\r\nAuthorization: Bearer "+tc.key+"\r\n\r\n")
+			check(t, err)
+			if tc.message != "" {
+				_, err = httputil.NewChunkedWriter(conn).Write(envelope(tc.message))
+				check(t, err)
+			}
+			res, err := http.ReadResponse(bufio.NewReader(conn), nil)
+			check(t, err)
+			defer res.Body.Close()
+			if end, err := io.ReadAll(res.Body); err != nil || !strings.Contains(string(end), "ErrorDetail") {
+				t.Errorf("%q, %v", end, err)
+			}
+		})
+	}
+}
+
 // A client that goes on sending after the answer has it: its connection is not closed
 // under it.
 func TestImportIsAnsweredWhileItIsSent(t *testing.T) {

@@ -47,6 +47,7 @@ func (w *typedWriter) WriteHeader(status int) {
 		w.status = status
 		return
 	}
+	typeTrailers(w.Header())
 	w.ResponseWriter.WriteHeader(status)
 }
 

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"compress/gzip"
 	"context"
+	"encoding/binary"
 	"errors"
 	"io"
 	"net"
@@ -68,6 +69,39 @@ func TestUndecodableRequestsNameTheField(t *testing.T) {
 	}
 	if _, e := r.post(createPath, "application/proto", r.secret, strings.NewReader("\xff\xff")); e == nil || e.Code != dsec.CodeInvalid {
 		t.Errorf("junk: %+v", e)
+	}
+}
+
+// A message that cannot be decoded has the same typed error by every protocol.
+func TestUndecodableByEveryProtocol(t *testing.T) {
+	r := newRig(t, newStub("fake"))
+	h2 := new(http.Protocols)
+	h2.SetUnencryptedHTTP2(true)
+	tr := &http.Transport{Protocols: h2}
+	defer tr.CloseIdleConnections()
+	for _, contentType := range []string{"application/grpc", "application/grpc+json", "application/grpc-web", "application/grpc-web+json"} {
+		for path, streams := range map[string]bool{createPath: false, dsecv1connect.ProcessServiceStartProcedure: true} {
+			for what, body := range map[string]string{"junk": "\xff\xff", "too large": strings.Repeat("x", MaxMessage+1)} {
+				msg := append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(body))), body...)
+				req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, r.url+path, bytes.NewReader(msg))
+				check(t, err)
+				req.Header.Set("Content-Type", contentType)
+				req.Header.Set("X-API-Key", r.secret)
+				res, err := tr.RoundTrip(req)
+				check(t, err)
+				rest, err := io.ReadAll(res.Body)
+				check(t, err)
+				_ = res.Body.Close()
+				at := res.Trailer
+				if strings.Contains(contentType, "web") {
+					at = res.Header
+				}
+				detail, err := connect.DecodeBinaryHeader(at.Get(grpcDetails))
+				if err != nil || at.Get(grpcStatus) != "3" || !bytes.Contains(detail, []byte("dsec.v1.ErrorDetail")) || len(rest) > 0 {
+					t.Errorf("%s of %s, stream %v, %s: %v, %v; %q", contentType, path, streams, what, at, err, rest)
+				}
+			}
+		}
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/store"
 	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
 )
 
@@ -60,8 +61,8 @@ func (l layerService) ImportLayer(ctx context.Context, in *connect.ClientStream[
 
 // give gives a layer a name, which old had if it is not zero, and drops what then
 // has no name any more.
-func (l layerService) give(ctx context.Context, project, name string, t, old tag, began int64) error {
-	if err := l.s.layers.set(ctx, project, name, t, began); err != nil {
+func (l layerService) give(ctx context.Context, project, name string, t, old tag, began int64, conds ...store.Cond) error {
+	if err := l.s.layers.set(ctx, project, name, t, began, conds...); err != nil {
 		return err
 	}
 	if old.Digest != "" && old.Digest != t.Digest {
@@ -99,10 +100,8 @@ func (l layerService) TagLayer(ctx context.Context, req *connect.Request[dsecv1.
 	if err != nil {
 		return nil, err
 	}
-	began, err := names.store.Revision(ctx)
-	if err != nil {
-		return nil, err
-	}
+	// Not the store's revision: of what was removed before that the cache may not know.
+	seen := names.tags.Revision()
 	t, err := names.find(project, "name", req.Msg.Name)
 	if err != nil {
 		return nil, err
@@ -114,7 +113,11 @@ func (l layerService) TagLayer(ctx context.Context, req *connect.Request[dsecv1.
 	if had && old.Digest != t.Digest && !req.Msg.Replace {
 		return nil, &dsec.Error{Code: dsec.CodeConflict, Field: "new_name", Message: fmt.Sprintf("%s names another layer, %s; want replace to take it from there", name, old.Digest)}
 	}
-	if err := l.give(ctx, project, name, t, old, began); err != nil {
+	var conds []store.Cond
+	if !req.Msg.Replace {
+		conds = append(conds, unchanged(project, name, seen))
+	}
+	if err := l.give(ctx, project, name, t, old, seen, conds...); err != nil {
 		return nil, err
 	}
 	return connect.NewResponse(&dsecv1.TagLayerResponse{Layer: t.message(name)}), nil
@@ -123,17 +126,19 @@ func (l layerService) TagLayer(ctx context.Context, req *connect.Request[dsecv1.
 // RemoveLayer removes a name, or all of the project's names of a digest.
 func (l layerService) RemoveLayer(ctx context.Context, req *connect.Request[dsecv1.RemoveLayerRequest]) (*connect.Response[dsecv1.RemoveLayerResponse], error) {
 	project, names := principal(ctx).Project, l.s.layers
+	seen := names.tags.Revision()
 	t, err := names.find(project, "name", req.Msg.Name)
 	if err != nil {
 		return nil, err
 	}
-	var own []string
 	if strings.HasPrefix(req.Msg.Name, "sha256:") {
-		own = names.names(project, t.Digest)
+		for _, name := range names.names(project, t.Digest) {
+			// One that has another layer since is none of its names.
+			if err := names.remove(ctx, project, name, unchanged(project, name, seen)); err != nil && dsec.CodeOf(err) != dsec.CodeConflict {
+				return nil, err
+			}
+		}
 	} else if name, err := canonicalName("name", req.Msg.Name); err == nil {
-		own = append(own, name)
-	}
-	for _, name := range own {
 		if err := names.remove(ctx, project, name); err != nil {
 			return nil, err
 		}

@@ -3,6 +3,7 @@ package apiserver
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"fmt"
 	"regexp"
 	"slices"
@@ -20,7 +21,7 @@ const (
 	tagPrefix      = "tags/"    // <project>/<name>:<tag>
 	droppedPrefix  = "dropped/" // <digest>, for as long as an import may take
 	droppedFor     = 24 * time.Hour
-	droppingPrefix = "dropping/" // <digest>, while it is being removed
+	droppingPrefix = "dropping/" // <digest>/<who removes it>, as long as it may be gone a moment later
 	droppingFor    = 2 * dropTimeout
 )
 
@@ -128,63 +129,82 @@ func (l *layerNames) find(project, field, ref string) (tag, error) {
 
 // set names a layer whose import began at store revision began. It fails where
 // the layer was dropped since, or is being dropped: the import may have found it
-// there and not stored it again.
-func (l *layerNames) set(ctx context.Context, project, name string, t tag, began int64) error {
-	var conds []store.Cond
+// there and not stored it again. So it does where the name is not as conds say.
+func (l *layerNames) set(ctx context.Context, project, name string, t tag, began int64, conds ...store.Cond) error {
+	changed := "the same layer was being removed; import it again"
+	if len(conds) > 0 {
+		changed = "the layer was being removed, or the name given to another, meanwhile; try again"
+	}
 	for _, digest := range t.chain() {
-		conds = append(conds, store.UnchangedSince(droppedPrefix+digest, began), store.Absent(droppingPrefix+digest))
+		conds = append(conds, store.UnchangedSince(droppedPrefix+digest, began), store.NoneBelow(droppingPrefix+digest))
 	}
 	rev, err := store.PutIf(ctx, l.store, tagPrefix+project+"/"+name, t, conds...)
 	if err != nil {
 		if dsec.CodeOf(err) == dsec.CodeConflict {
-			return dsec.Errorf(dsec.CodeUnavailable, "the same layer was being removed; import it again")
+			return dsec.Errorf(dsec.CodeUnavailable, "%s", changed)
 		}
 		return err
 	}
 	return l.tags.Wait(ctx, rev)
 }
 
-func (l *layerNames) remove(ctx context.Context, project, name string) error {
-	rev, err := l.store.Delete(ctx, tagPrefix+project+"/"+name)
+// unchanged holds where a name is what the cache showed at a revision, or is gone.
+func unchanged(project, name string, seen int64) store.Cond {
+	return store.UnchangedSince(tagPrefix+project+"/"+name, seen)
+}
+
+func (l *layerNames) remove(ctx context.Context, project, name string, conds ...store.Cond) error {
+	rev, err := l.store.DeleteIf(ctx, tagPrefix+project+"/"+name, conds...)
 	if err != nil {
 		return err
 	}
 	return l.tags.Wait(ctx, rev)
 }
 
-// dropping marks a layer as being dropped, until done is called, and reports
-// whether no project has a name for it. An import that is under way either named it
-// before the marks, and is seen here, or sees one of them and fails; so does one
-// that begins before done, also where it ends later: it may have found what was gone
-// a moment later.
-func (l *layerNames) dropping(ctx context.Context, digest string) (unnamed bool, done func(), err error) {
+// removal is one attempt after another to remove a layer, with a mark of its own:
+// another's end must not let names be given to what this one may still remove.
+type removal struct {
+	digest, mark string
+}
+
+func newRemoval(digest string) removal {
+	return removal{digest, droppingPrefix + digest + "/" + rand.Text()}
+}
+
+// dropping reports whether no project has a name for a layer, which it then marks as
+// being dropped, until done is called, or for droppingFor. An import that is under way
+// either named it before the marks, and is seen here, or sees one of them and fails; so
+// does one that begins before done, also where it ends later: it may have found what
+// was gone a moment later.
+func (l *layerNames) dropping(ctx context.Context, r removal) (unnamed bool, done func(), err error) {
 	// One that has a name is left alone, without marks by which an import of it would
 	// fail. Whoever takes its last name comes here after that.
-	if named, err := l.named(ctx, digest); err != nil || named {
-		return false, func() {}, err
-	}
-	if _, err := store.PutFor(ctx, l.store, droppingPrefix+digest, time.Now().UTC(), droppingFor); err != nil {
+	if named, err := l.named(ctx, r.digest); err != nil || named {
 		return false, nil, err
 	}
-	end := func(ctx context.Context) { _, _ = l.store.Delete(ctx, droppingPrefix+digest) } // else it goes by itself
-	err = l.dropped(ctx, digest)
-	if err == nil {
-		unnamed, err = l.named(ctx, digest)
-		unnamed = !unnamed
+	if _, err := store.PutFor(ctx, l.store, r.mark, time.Now().UTC(), droppingFor); err != nil {
+		return false, nil, err
 	}
-	if err != nil || !unnamed {
+	if err := l.dropped(ctx, r.digest); err != nil {
+		return false, nil, err
+	}
+	named, err := l.named(ctx, r.digest)
+	if err != nil {
+		return false, nil, err
+	}
+	end := func(removed bool) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), dropTimeout)
 		defer cancel()
-		end(ctx)
-		return false, func() {}, err
-	}
-	return true, func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), dropTimeout)
-		defer cancel()
-		if l.dropped(ctx, digest) == nil { // else the other mark stays for its time
-			end(ctx)
+		if removed && l.dropped(ctx, r.digest) != nil {
+			return // the other mark stays for its time
 		}
-	}, nil
+		_, _ = l.store.Delete(ctx, r.mark) // else it goes by itself
+	}
+	if named {
+		end(false)
+		return false, nil, nil
+	}
+	return true, func() { end(true) }, nil
 }
 
 // dropped has imports of a layer that are under way now fail.

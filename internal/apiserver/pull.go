@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/watcher"
 	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
 	"github.com/opendsec/dsec/proto/dsec/v1/dsecv1connect"
 )
@@ -138,10 +139,17 @@ func (s *Server) pull(ctx context.Context, req *dsecv1.PullLayerRequest, detache
 	from := res.Msg.GetOrigin()
 	project := principal(ctx).Project
 	if !req.Strict {
-		if t, ok := s.layers.ofImage(project, from.GetRevision(), req); ok {
+		seen := s.layers.tags.Revision() // what was removed since may still be found
+		t, ok := s.layers.ofImage(project, from.GetRevision(), req)
+		if ok {
+			if ok, err = s.isWhole(ctx, edge, t, req.Verify); err != nil {
+				return tag{}, 0, err
+			}
+		}
+		if ok {
 			t.Origin = &origin{Type: originRegistry, Location: from.GetLocation(), Revision: from.GetRevision(), At: req.At}
 			t.At = req.At
-			return t, began, nil
+			return t, seen, nil
 		}
 	}
 	pinned := proto.CloneOf(req)
@@ -178,6 +186,19 @@ func (l *layerNames) ofImage(project, digest string, req *dsecv1.PullLayerReques
 		return !ok
 	})
 	return found, ok
+}
+
+// isWhole looks whether the store has a layer, and what it goes on, as it should be;
+// with data, whether it has all of their bytes. An import mends what is not.
+func (s *Server) isWhole(ctx context.Context, edge *watcher.Edge, t tag, data bool) (bool, error) {
+	res, err := forward(ctx, edgeClient(edge), dsecv1connect.EdgeServiceClient.CheckLayers, &dsecv1.CheckLayersRequest{Digests: t.chain(), Data: data})
+	if err != nil {
+		return false, err
+	}
+	if res.Msg.Damage != "" {
+		s.log.Warn("an image is imported again: its layer is damaged", "digest", t.Digest, "damage", res.Msg.Damage)
+	}
+	return res.Msg.Damage == "", nil
 }
 
 // fetch has an edge import the image.

@@ -3,10 +3,12 @@ package apiserver
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 
 	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/client"
@@ -60,7 +62,7 @@ func (e *stubImages) pull(ctx context.Context, m *dsecv1.PullLayerRequest, out *
 		return ctx.Err()
 	}
 	return out.Send(&dsecv1.PullLayerResponse{Message: &dsecv1.PullLayerResponse_Done{Done: &dsecv1.ImportLayerResponse{Layer: &dsecv1.Layer{
-		Digest: e.digest, Kind: "base", Source: "registry", SourceDigest: stubDigest, Origin: &dsecv1.LayerOrigin{Type: "registry", Location: m.Ref, Revision: stubDigest},
+		Digest: e.digest, Parents: e.parents, Kind: "base", Source: "registry", SourceDigest: stubDigest, Origin: &dsecv1.LayerOrigin{Type: "registry", Location: m.Ref, Revision: stubDigest},
 	}}}})
 }
 
@@ -126,6 +128,45 @@ func TestImportsOfOneImageAreOne(t *testing.T) {
 		}
 		e.let <- nil
 		check(t, (<-done).err)
+	}
+}
+
+// An image that the project has is imported again where the store has not all of its
+// layers as they should be; that is looked for each time, and their data are read where
+// the caller wants that.
+func TestAnImportOfADamagedImage(t *testing.T) {
+	e := newStubImages()
+	e.parents = []string{"sha256:" + strings.Repeat("3", 64)}
+	r := newRig(t, e.stubEdge)
+	c := r.client(r.secret)
+	done := make(chan imported)
+	start := func(name string, o client.ImageOptions) {
+		go func() {
+			l, _, err := c.ImportImage(t.Context(), name, "host.example/app:v1", o)
+			done <- imported{l.Name, err}
+		}()
+	}
+	start("one", client.ImageOptions{})
+	<-e.pulling
+	e.let <- nil
+	check(t, (<-done).err)
+	for _, verify := range []bool{false, true} {
+		e.set(func() { e.checked, e.damage = nil, "" })
+		start("one", client.ImageOptions{Verify: verify})
+		check(t, (<-done).err)
+		want := &dsecv1.CheckLayersRequest{Digests: append(slices.Clone(e.parents), e.digest), Data: verify}
+		e.set(func() {
+			if !proto.Equal(e.checked, want) || len(e.pulling) > 0 {
+				t.Errorf("looked for %v, want %v; %d imports more", e.checked, want, len(e.pulling))
+			}
+			e.damage = "its data"
+		})
+		start("one", client.ImageOptions{Verify: verify})
+		<-e.pulling
+		e.let <- nil
+		if got := <-done; got.err != nil || got.name != "one:latest" {
+			t.Errorf("%+v", got)
+		}
 	}
 }
 

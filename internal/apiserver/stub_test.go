@@ -66,7 +66,10 @@ type stubEdge struct {
 	owner    string      // unit that its store belongs to; empty: to who claims it
 	claimed  string      // unit that did last
 	badBuild error       // what an import answers to its first message
+	badDrop  error       // what DropLayer answers
 	images   *stubImages // nil: it knows no registry
+	checked  *dsecv1.CheckLayersRequest
+	damage   string // what CheckLayers answers
 }
 
 func newStub(kind dsec.Kind) *stubEdge {
@@ -270,6 +273,13 @@ func (e *stubEdge) PullLayer(ctx context.Context, req *connect.Request[dsecv1.Pu
 	return e.images.pull(ctx, req.Msg, out)
 }
 
+func (e *stubEdge) CheckLayers(_ context.Context, req *connect.Request[dsecv1.CheckLayersRequest]) (*connect.Response[dsecv1.CheckLayersResponse], error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.checked = req.Msg
+	return connect.NewResponse(&dsecv1.CheckLayersResponse{Damage: e.damage}), nil
+}
+
 func (e *stubEdge) ClaimLayers(_ context.Context, req *connect.Request[dsecv1.ClaimLayersRequest]) (*connect.Response[dsecv1.ClaimLayersResponse], error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -293,6 +303,9 @@ func (e *stubEdge) SweepLayers(_ context.Context, req *connect.Request[dsecv1.Sw
 func (e *stubEdge) DropLayer(_ context.Context, req *connect.Request[dsecv1.DropLayerRequest]) (*connect.Response[dsecv1.DropLayerResponse], error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	if e.badDrop != nil {
+		return nil, apierr.Encode(e.badDrop)
+	}
 	if req.Msg.Digest == e.inUse {
 		return nil, apierr.Encode(dsec.Errorf(dsec.CodeConflict, "layer %s is used", e.inUse))
 	}

@@ -40,6 +40,7 @@ type create struct {
 	project    string
 	spec       *dsec.Spec
 	layerNames []string
+	from       []int // of each layer of spec, the place of the one in the request that it came with
 	idle       time.Duration
 	lifetime   time.Duration
 	requestID  string
@@ -86,7 +87,7 @@ func (e *Edge) parseCreate(ctx context.Context, project string, item *dsecv1.Cre
 			c.lifetime, err = lifetime("max_lifetime", req.MaxLifetime, e.cfg.DefaultMaxLifetime)
 			return err
 		},
-		func() error { return e.layerDefaults(ctx, c.spec, c.layerNames) },
+		func() error { return e.layerDefaults(ctx, c) },
 	} {
 		if err := check(); err != nil {
 			return nil, err
@@ -260,10 +261,10 @@ func lifetime(field string, d *durationpb.Duration, def time.Duration) (time.Dur
 	return d.AsDuration(), nil
 }
 
-// layerDefaults checks that the layers, which the creator calls names, are there, adds
-// those that they go on, and takes what their images say where the request does not:
+// layerDefaults checks that the layers of a create are there, adds those that they go on, and takes what their images say where the request does not:
 // environment from all, user and workdir from the topmost that has one.
-func (e *Edge) layerDefaults(ctx context.Context, spec *dsec.Spec, names []string) error {
+func (e *Edge) layerDefaults(ctx context.Context, c *create) error {
+	spec, names := c.spec, c.layerNames
 	if len(spec.Layers) > dsec.MaxLayers {
 		return dsec.Invalid("layers", "want at most %d, got %d", dsec.MaxLayers, len(spec.Layers))
 	}
@@ -294,6 +295,7 @@ func (e *Edge) layerDefaults(ctx context.Context, spec *dsec.Spec, names []strin
 			}
 		}
 		all = append(all, meta.Chain()...)
+		c.from = append(c.from, slices.Repeat([]int{i}, len(meta.Parents)+1)...)
 		env = mergeEnv(env, meta.Config.Env)
 		if meta.Config.User != "" {
 			user = meta.Config.User
@@ -324,16 +326,29 @@ func nameOf(names []string, i int, digest string) string {
 	return digest
 }
 
-// at names the field at fault in err.
-func at(err error, field string) error {
-	code := dsec.CodeOf(err)
-	if code == dsec.CodeInternal {
+// ofLayer has an error about one of the layers of spec, as hold and a backend give it,
+// name the one of the request that it came with, as the request calls it.
+func (c *create) ofLayer(err error) error {
+	e, i := asError(err), 0
+	if e == nil {
 		return err
 	}
-	var out dsec.Error
-	if e := asError(err); e != nil {
-		out = *e
+	if _, serr := fmt.Sscanf(e.Field, "layers[%d]", &i); serr != nil || i >= len(c.from) {
+		return err
 	}
+	named := *e
+	named.Field = fmt.Sprintf("layers[%d]", c.from[i])
+	named.Message = fmt.Sprintf("%.300q: %s", nameOf(c.layerNames, c.from[i], c.spec.Layers[i]), e.Message)
+	return &named
+}
+
+// at names the field at fault in err.
+func at(err error, field string) error {
+	e := asError(err)
+	if e == nil {
+		return err
+	}
+	out := *e
 	out.Field = field
 	return &out
 }
@@ -358,13 +373,13 @@ func mergeEnv(base, over []string) []string {
 }
 
 // hold takes a reference on each layer of spec, of which more are than were asked for
-// where an image became several.
+// where an image became several. The error is of the field of one of them.
 func (e *Edge) hold(ctx context.Context, spec *dsec.Spec) (release []func(), err error) {
-	for _, digest := range spec.Layers {
+	for i, digest := range spec.Layers {
 		r, err := e.cfg.Layers.Hold(ctx, digest)
 		if err != nil {
 			releaseAll(release)
-			return nil, at(err, "layers")
+			return nil, at(err, fmt.Sprintf("layers[%d]", i))
 		}
 		release = append(release, r)
 	}

@@ -122,6 +122,8 @@ type Layers interface {
 	// belongs to another one, which CheckOwner looks for, too.
 	Claim(ctx context.Context, unit string) error
 	CheckOwner(ctx context.Context, unit string) error
+	// Check looks whether the store has a layer as it should be; internal where not.
+	Check(ctx context.Context, digest string, data bool) error
 	// Remove removes a layer; conflict while it is held.
 	Remove(ctx context.Context, digest string) error
 	// Sweep gives the layers in the store, and removes what is of none of them.

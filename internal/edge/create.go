@@ -131,7 +131,7 @@ func (s *sandbox) waitStarted(ctx context.Context) (again bool, err error) {
 // make brings a claimed sandbox up. On error nothing of it is left.
 func (e *Edge) make(ctx context.Context, s *sandbox, c *create) error {
 	begun := time.Now()
-	err := e.bringUp(ctx, s)
+	err := c.ofLayer(e.bringUp(ctx, s))
 	e.metrics.created(c.spec.Kind, s.warm, err, time.Since(begun))
 	return err
 }

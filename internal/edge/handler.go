@@ -37,14 +37,22 @@ func (e *Edge) Handler() http.Handler {
 	mux.Handle(dsecv1connect.NewSessionServiceHandler(sessionService{e: e}, opts...))
 	mux.Handle(dsecv1connect.NewFileServiceHandler(fileService{e}, opts...))
 	mux.HandleFunc("GET /healthz", e.health)
-	return daemon.HoldAnswers(answersImports(mux))
+	return daemon.HoldAnswers(answersUploads(mux))
 }
 
-// answersImports has an import be answered as soon as it failed: over HTTP/1.1 the
-// server, and the protocol library, would wait for more of its archive before that.
-func answersImports(next http.Handler) http.Handler {
+// uploads are the calls with a stream of requests.
+var uploads = map[string]bool{
+	dsecv1connect.EdgeServiceBuildLayerProcedure:     true,
+	dsecv1connect.FileServiceWriteProcedure:          true,
+	dsecv1connect.FileServiceUploadProcedure:         true,
+	dsecv1connect.ProcessServiceStreamStdinProcedure: true,
+}
+
+// answersUploads has an upload be answered as soon as it failed: over HTTP/1.1 the
+// server, and the protocol library, would wait for more of it before that.
+func answersUploads(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.ProtoMajor == 1 && r.URL.Path == dsecv1connect.EdgeServiceBuildLayerProcedure && http.NewResponseController(w).EnableFullDuplex() == nil {
+		if r.ProtoMajor == 1 && uploads[r.URL.Path] && http.NewResponseController(w).EnableFullDuplex() == nil {
 			r.Body = leftOpen{r.Body}
 		}
 		next.ServeHTTP(w, r)

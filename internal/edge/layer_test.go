@@ -31,7 +31,8 @@ type layers struct {
 	holds  map[string]int
 	lost   []string
 	served []string
-	mends  bool // whatever is built was damaged before, in the lowest of its layers
+	mends  bool   // whatever is built was damaged before, in the lowest of its layers
+	bad    string // the layer that is damaged
 }
 
 func digest(c byte) string { return "sha256:" + strings.Repeat(string(c), 64) }
@@ -60,6 +61,9 @@ func (l *layers) Hold(ctx context.Context, digest string) (func(), error) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if digest == l.bad {
+		return nil, &dsec.Error{Code: dsec.CodeInternal, Field: "layers", Message: "layer " + digest + " is damaged"}
+	}
 	l.holds[digest]++
 	return sync.OnceFunc(func() {
 		l.mu.Lock()
@@ -132,6 +136,11 @@ func (l *layers) Settle(_ context.Context, digest string) error {
 func (l *layers) Claim(context.Context, string) error { return nil }
 
 func (l *layers) CheckOwner(context.Context, string) error { return nil }
+
+func (l *layers) Check(ctx context.Context, digest string, _ bool) error {
+	_, err := l.Get(ctx, digest)
+	return err
+}
 
 func (l *layers) Sweep(context.Context, time.Duration) ([]layer.Stored, error) { return nil, nil }
 
@@ -229,7 +238,7 @@ func TestLayersComeWithThoseBelow(t *testing.T) {
 		{[]string{digest('c'), digest('2'), digest('1')}, dsec.CodeInvalid, "layers[2]"},
 		{[]string{digest('c'), digest('8')}, dsec.CodeInvalid, "layers"}, // too many
 		{[]string{digest('a'), digest('b')}, dsec.CodeInvalid, "layers[1]"},
-		{[]string{digest('a'), digest('8')}, dsec.CodeNotFound, "layers"}, // those that it goes on are not there
+		{[]string{digest('a'), digest('8')}, dsec.CodeNotFound, "layers[1]"}, // those that it goes on are not there
 	} {
 		_, err := n.tryCreate(&dsecv1.CreateRequest{Layers: tt.layers})
 		if wantError(t, err, tt.code, tt.field); t.Failed() {

@@ -2,6 +2,7 @@ package edge
 
 import (
 	"context"
+	"errors"
 	"net/url"
 	"regexp"
 	"strings"
@@ -78,6 +79,26 @@ func checkoutOf(o *dsecv1.LayerOrigin) (*layer.Origin, error) {
 		return nil, dsec.Invalid("open.origin.revision", "want a commit of 40 or 64 hex digits")
 	}
 	return &layer.Origin{Type: o.Type, Location: o.Location, Revision: o.Revision}, nil
+}
+
+// CheckLayers tells what is wrong with layers in the store.
+func (v service) CheckLayers(ctx context.Context, req *connect.Request[dsecv1.CheckLayersRequest]) (*connect.Response[dsecv1.CheckLayersResponse], error) {
+	if err := v.enter(req.Header().Get(projectHeader)); err != nil {
+		return nil, err
+	}
+	defer v.e.end()
+	if v.e.cfg.Layers == nil {
+		return nil, errNoLayers
+	}
+	for _, digest := range req.Msg.Digests {
+		err := v.e.cfg.Layers.Check(ctx, digest, req.Msg.Data)
+		if e, ok := errors.AsType[*dsec.Error](err); ok && e.Code == dsec.CodeInternal {
+			return connect.NewResponse(&dsecv1.CheckLayersResponse{Damage: e.Message}), nil
+		} else if err != nil {
+			return nil, err
+		}
+	}
+	return connect.NewResponse(&dsecv1.CheckLayersResponse{}), nil
 }
 
 // ClaimLayers has the store belong to a control plane.

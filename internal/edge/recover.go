@@ -7,8 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -143,17 +145,11 @@ func (e *Edge) probe(ctx context.Context) error {
 func (e *Edge) restore() (todo []*sandbox) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for _, key := range slices.Sorted(maps.Keys(e.replay.Values)) {
-		id, err := dsec.ParseSandboxID(key)
-		if err != nil {
-			continue // the edge's own
-		}
-		s, err := e.sandboxOf(id, e.replay.Values[key])
-		if err != nil {
-			e.log.Error("record of a sandbox cannot be read", "sandbox", id, "err", err)
+	for _, s := range e.readRecords() {
+		if s == nil {
 			continue
 		}
-		e.sandboxes[id] = s
+		e.sandboxes[s.id] = s
 		if s.requestID != "" {
 			e.keys[requestKey{s.project, s.requestID}] = s
 		}
@@ -168,6 +164,30 @@ func (e *Edge) restore() (todo []*sandbox) {
 	}
 	slices.SortFunc(e.ended, func(a, b *sandbox) int { return a.ended.Compare(b.ended) })
 	return todo
+}
+
+// readRecords reads all records of the journal, in order of their keys, on all processors:
+// there may be a hundred thousand. Those that are of no sandbox, or cannot be read, are nil.
+func (e *Edge) readRecords() []*sandbox {
+	keys := slices.Sorted(maps.Keys(e.replay.Values))
+	read := make([]*sandbox, len(keys))
+	var next atomic.Int64
+	var all sync.WaitGroup
+	for range runtime.GOMAXPROCS(0) {
+		all.Go(func() {
+			for i := next.Add(1) - 1; i < int64(len(keys)); i = next.Add(1) - 1 {
+				id, err := dsec.ParseSandboxID(keys[i])
+				if err != nil {
+					continue // the edge's own
+				}
+				if read[i], err = e.sandboxOf(id, e.replay.Values[keys[i]]); err != nil {
+					e.log.Error("record of a sandbox cannot be read", "sandbox", id, "err", err)
+				}
+			}
+		})
+	}
+	all.Wait()
+	return read
 }
 
 // sandboxOf reads a record. One that had ended, but of which not all was

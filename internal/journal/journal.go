@@ -16,6 +16,7 @@
 package journal
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -111,18 +112,23 @@ func Open(opts Options) (*Journal, Replay, error) {
 }
 
 func (j *Journal) load() (Replay, error) {
-	img, err := readImage(j.opts.Dir)
+	first, err := readFile(j.opts.Dir)
 	if err != nil {
 		return Replay{}, err
 	}
+	img := decodeImage(first)
 	var replay Replay
 	if j.opts.Mirror != "" {
 		if err := os.MkdirAll(j.opts.Mirror, 0o700); err != nil {
 			return Replay{}, err
 		}
-		second, err := readImage(j.opts.Mirror)
+		copied, err := readFile(j.opts.Mirror)
 		if err != nil {
 			return Replay{}, err
+		}
+		second := img
+		if !bytes.Equal(first, copied) {
+			second = decodeImage(copied)
 		}
 		switch {
 		case second.seq > img.seq:
@@ -136,12 +142,13 @@ func (j *Journal) load() (Replay, error) {
 	}
 	replay.Values = img.values
 	replay.Damaged = make(map[string]bool)
+	claimants := newClaimants(img.values)
 	for _, bad := range img.damaged {
-		if k, ok := claims(bad, img.values); ok {
+		keys, unclaimed := claimants.of(bad)
+		for _, k := range keys {
 			replay.Damaged[k] = true
-		} else {
-			replay.Unclaimed++
 		}
+		replay.Unclaimed += unclaimed
 	}
 	j.seq, j.live = img.seq, maps.Clone(img.values)
 	if j.live == nil {
@@ -150,15 +157,13 @@ func (j *Journal) load() (Replay, error) {
 	return replay, j.rewrite()
 }
 
-func readImage(dir string) (image, error) {
+// readFile gives what a journal file has; one that is not there has nothing.
+func readFile(dir string) ([]byte, error) {
 	b, err := os.ReadFile(filepath.Join(dir, fileName))
 	if errors.Is(err, fs.ErrNotExist) {
-		return image{}, nil
+		return nil, nil
 	}
-	if err != nil {
-		return image{}, err
-	}
-	return decodeImage(b), nil
+	return b, err
 }
 
 // Put stores value, which is encoded as JSON, under key.
@@ -231,6 +236,11 @@ func liveSize(key string, v json.RawMessage) int64 {
 
 // encode is the content of a file that holds live and nothing else.
 func encode(live map[string]json.RawMessage, seq uint64) (out []byte, err error) {
+	size := int64(0)
+	for k, v := range live {
+		size += liveSize(k, v)
+	}
+	out = make([]byte, 0, size)
 	for _, k := range slices.Sorted(maps.Keys(live)) {
 		// The sequence number of the whole is that of its newest record.
 		if out, err = appendRecord(out, entry{Key: k, Seq: seq, Value: live[k]}); err != nil {

@@ -148,10 +148,36 @@ func TestDamagedAtEveryByteTakesOneKey(t *testing.T) {
 			t.Fatalf("byte %d: %d damaged regions, want 1", at, len(img.damaged))
 		}
 		if _, ok := img.values[victim]; ok {
-			if k, ok := claims(img.damaged[0], img.values); !ok || k != victim {
-				t.Fatalf("byte %d of record %d: damage claimed by %q, want %q", at, record, k, victim)
+			if keys, unclaimed := newClaimants(img.values).of(img.damaged[0]); !slices.Equal(keys, []string{victim}) || unclaimed > 0 {
+				t.Fatalf("byte %d of record %d: damage claimed by %q, want %q", at, record, keys, victim)
 			}
 		}
+	}
+}
+
+// Of damaged records that follow each other each is told whose it was; a short key is
+// one where a key stands, and not in other text.
+func TestDamageOfSeveral(t *testing.T) {
+	values := map[string]json.RawMessage{"edge": json.RawMessage(`1`)}
+	var bad []byte
+	for i, damage := range []int{9, 4, headerLen + len(bodyStart) + 3, 70} { // body, checksum, key, value
+		k := storyKeys[i]
+		values[k] = json.RawMessage(`{}`)
+		rec, err := appendRecord(nil, entry{Key: k, Value: json.RawMessage(`{"reason":"the edge was restarted while it was made"}`)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		rec[damage] ^= 0x55
+		bad = append(bad, rec...)
+	}
+	keys, unclaimed := newClaimants(values).of(bad)
+	if !slices.Equal(keys, storyKeys[:4]) || unclaimed != 0 {
+		t.Errorf("claimed by %q, %d by nobody", keys, unclaimed)
+	}
+	delete(values, storyKeys[1])
+	keys, unclaimed = newClaimants(values).of(bad)
+	if want := []string{storyKeys[0], storyKeys[2], storyKeys[3]}; !slices.Equal(keys, want) || unclaimed != 1 {
+		t.Errorf("claimed by %q, %d by nobody; want one", keys, unclaimed)
 	}
 }
 
@@ -285,7 +311,7 @@ func FuzzDecodeImage(f *testing.F) {
 		total := 0
 		for _, bad := range img.damaged {
 			total += len(bad)
-			claims(bad, img.values)
+			newClaimants(img.values).of(bad)
 		}
 		if total > len(b) {
 			t.Errorf("%d damaged bytes of %d", total, len(b))
@@ -361,7 +387,7 @@ func TestRecordIsTheEntrysJSON(t *testing.T) {
 		if body := got[len("before")+headerLen:]; !bytes.Equal(body, want) {
 			t.Errorf("body of %+v is %s, want %s", e, body, want)
 		}
-		if back, n, ok := decodeRecord(got[len("before"):]); !ok || n != len(got)-len("before") || back.Key != e.Key || back.Seq != e.Seq {
+		if back, n, ok := decodeRecord(got[len("before"):]); !ok || n != len(got)-len("before") || back.Key != e.Key || back.Seq != e.Seq || !bytes.Equal(back.Value, e.Value) {
 			t.Errorf("%+v came back as %+v, %d bytes, %t", e, back, n, ok)
 		}
 	}

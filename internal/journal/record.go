@@ -41,7 +41,7 @@ func appendRecord(dst []byte, e entry) ([]byte, error) {
 	}
 	start := len(dst)
 	dst = append(dst, make([]byte, headerLen)...)
-	dst = append(append(dst, `{"k":`...), key...)
+	dst = append(append(dst, bodyStart[:len(bodyStart)-1]...), key...)
 	dst = strconv.AppendUint(append(dst, `,"n":`...), e.Seq, 10)
 	if len(e.Value) > 0 {
 		dst = append(append(dst, `,"v":`...), e.Value...)
@@ -69,11 +69,34 @@ func decodeRecord(b []byte) (e entry, n int, ok bool) {
 	if sum != binary.LittleEndian.Uint32(b[4:]) {
 		return e, 0, false
 	}
-	if err := json.Unmarshal(body, &e); err != nil || e.Key == "" {
-		return entry{}, 0, false
+	if e, ok = parse(body); !ok {
+		if err := json.Unmarshal(body, &e); err != nil || e.Key == "" {
+			return entry{}, 0, false
+		}
 	}
 	return e, headerLen + int(size), true
 }
+
+// parse reads a body that is as appendRecord writes it, unless its key has an escape.
+// It does not look into the value: the checksum was right.
+func parse(body []byte) (e entry, ok bool) {
+	rest, ok := bytes.CutPrefix(body, []byte(bodyStart))
+	key, rest, found := bytes.Cut(rest, []byte(`","n":`))
+	if !ok || !found || len(key) == 0 || bytes.ContainsAny(key, "\"\\") {
+		return e, false
+	}
+	rest, ok = bytes.CutSuffix(rest, []byte("}"))
+	seq, value, has := bytes.Cut(rest, []byte(`,"v":`))
+	n, err := strconv.ParseUint(string(seq), 10, 64)
+	if !ok || err != nil || has && len(value) == 0 {
+		return e, false
+	}
+	// Not a part of the file, all of which would stay in memory with it.
+	return entry{Key: string(key), Seq: n, Value: bytes.Clone(value)}, true
+}
+
+// bodyStart is what all bodies begin with; the key follows.
+const bodyStart = `{"k":"`
 
 // image is what the bytes of a journal file say.
 type image struct {
@@ -122,7 +145,7 @@ func nextRecord(b []byte) int {
 		if b[i+8] != version || b[i+9] != '{' {
 			continue
 		}
-		if _, _, ok := decodeRecord(b[i:]); ok {
+		if e, _, ok := decodeRecord(b[i:]); ok && (e.Value == nil || json.Valid(e.Value)) {
 			return i
 		}
 	}
@@ -142,35 +165,4 @@ func tornTail(bad []byte, last bool) bool {
 	}
 	size := binary.LittleEndian.Uint32(bad)
 	return size <= maxBody && int(size) > len(bad)-headerLen && bad[8] == version
-}
-
-// claims finds which of keys a damaged record belonged to: the one of which
-// the bytes hold the whole, or a copy with at most three bytes changed.
-func claims[V any](bad []byte, keys map[string]V) (string, bool) {
-	for k := range keys {
-		if bytes.Contains(bad, []byte(k)) {
-			return k, true
-		}
-	}
-	for k := range keys {
-		for i := 0; i+len(k) <= len(bad); i++ {
-			if len(k) >= 16 && distance(bad[i:i+len(k)], k, 3) <= 3 {
-				return k, true
-			}
-		}
-	}
-	return "", false
-}
-
-// distance counts the bytes in which a and k differ, up to most+1.
-func distance(a []byte, k string, most int) int {
-	d := 0
-	for i := range a {
-		if a[i] != k[i] {
-			if d++; d > most {
-				break
-			}
-		}
-	}
-	return d
 }

@@ -89,7 +89,7 @@ func (s *Store) turn(ctx context.Context, project string) (_ context.Context, do
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, s.opt.Timeout,
 		dsec.Errorf(dsec.CodeUnavailable, "the import took more than %s", s.opt.Timeout))
-	return ctx, func() { cancel(); s.builds.give() }, nil
+	return ctx, func() { cancel(); s.builds.give(project) }, nil
 }
 
 // publishAll makes layers of the images that the helper wrote, lowest first: all but
@@ -196,9 +196,12 @@ func (s *Store) publish(ctx context.Context, image *os.File, meta Meta) (Meta, e
 	}
 	// One that is here already is kept, unless what this node has of it went bad.
 	if e := s.known(digest); e != nil && s.verify(e.meta) == nil {
-		return e.meta, nil
+		meta = e.meta
+	} else if err := s.addLocal(&entry{meta: meta}, index, chunks); err != nil {
+		return Meta{}, err
 	}
-	return meta, s.addLocal(&entry{meta: meta}, index, chunks)
+	// What the scrub knew of was of what was there before.
+	return meta, s.recheck(ctx, meta)
 }
 
 // scratchFile makes a file without a name: it goes with its last descriptor.

@@ -3,7 +3,6 @@ package layer
 import (
 	"archive/tar"
 	"bytes"
-	"compress/gzip"
 	"context"
 	"encoding/json"
 	"errors"
@@ -48,6 +47,24 @@ var badHelpers = map[string]func(){
 		block := bytes.Repeat([]byte("x"), 1<<20)
 		for f := os.NewFile(fdReport, "report"); ; {
 			if _, err := f.Write(block); err != nil {
+				return
+			}
+		}
+	},
+	"bad-fills": func() { // no file too much by itself
+		for fd := fdScratch; fd < fdImages+maxCollapsed; fd++ {
+			if fd != fdReport {
+				_, _ = os.NewFile(uintptr(fd), "file").Write(bytes.Repeat([]byte("x"), 1<<20))
+			}
+		}
+		say(report{Result: &convert.Result{Source: SourceRootFS}})
+	},
+	"bad-fills-on": func() {
+		for f := os.NewFile(fdImages, "image"); ; {
+			if _, err := f.Write(bytes.Repeat([]byte("x"), 1<<20)); err != nil {
+				return
+			}
+			if at, err := f.Seek(0, io.SeekCurrent); err != nil || at > 512<<20 { // slower than any disk
 				return
 			}
 		}
@@ -97,6 +114,16 @@ func TestBadHelpers(t *testing.T) {
 			s := badStore(t, verb, Options{})
 			_, _, err := s.Build(t.Context(), BuildOptions{}, bytes.NewReader(archive(t, "x")))
 			wantCode(t, err, code)
+			wantFiles(t, s)
+		})
+	}
+	for _, verb := range []string{"bad-fills", "bad-fills-on"} {
+		t.Run(verb, func(t *testing.T) {
+			s := badStore(t, verb, Options{CollapseBytes: 1 << 20, Limits: Limits{ArchiveBytes: 2 << 20, ContentBytes: 2 << 20}})
+			_, _, err := s.Build(t.Context(), BuildOptions{}, bytes.NewReader(archive(t, "x")))
+			if wantCode(t, err, dsec.CodeInvalid); !strings.Contains(fmt.Sprint(err), "of disk") {
+				t.Errorf("%v", err)
+			}
 			wantFiles(t, s)
 		})
 	}
@@ -333,7 +360,7 @@ func TestBombsLeaveNothing(t *testing.T) {
 	_, _ = rand.NewChaCha8([32]byte{}).Read(noise)
 	half := archiveOf(t, "noise", string(noise))
 	for name, a := range map[string][]byte{
-		"gzip of zeros": gzipOf(t, zeros("a", 50<<20)), "in the scratch": gzipOf(t, zeros("blobs/a", 50<<20)),
+		"gzip of zeros": testutil.Gzip(t, zeros("a", 50<<20)), "in the scratch": testutil.Gzip(t, zeros("blobs/a", 50<<20)),
 		"cut": half[:30<<20], "more than the disk has": append(half[:len(half)-1024], half...),
 		"xz": []byte("\xfd7zXZ\x00" + strings.Repeat("x", 1000)), "text": []byte(strings.Repeat("text ", 1000)),
 	} {
@@ -347,19 +374,6 @@ func TestBombsLeaveNothing(t *testing.T) {
 		}
 	}
 	_ = s.Close() // before the unmount
-}
-
-func gzipOf(t testing.TB, b []byte) []byte {
-	t.Helper()
-	var out bytes.Buffer
-	w := gzip.NewWriter(&out)
-	if _, err := w.Write(b); err != nil {
-		t.Fatal(err)
-	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
-	return out.Bytes()
 }
 
 // When the store's process is killed, its helper dies with it, and what it had

@@ -87,7 +87,8 @@ type Options struct {
 	Limits Limits
 	// Timeout of one build: 30 min.
 	Timeout time.Duration
-	// Builds at once: 2. More wait, those of each project for its turn.
+	// Builds at once: 2, and one more of a project that has none of them. More wait,
+	// those of each project for its turn.
 	Builds int
 	// CollapseBytes has the layers of an image become several, each of as many as have
 	// no more bytes together when they are unpacked; zero: all become one.

@@ -145,7 +145,7 @@ func TestLife(t *testing.T) {
 	if got, err := s.Get(t.Context(), meta.Digest); err != nil || got.Digest != meta.Digest {
 		t.Errorf("get: %+v, %v", got, err)
 	}
-	packed := gzipOf(t, archive(t, "one")) // another archive of the same layer: that is told, and the layer stays
+	packed := testutil.Gzip(t, archive(t, "one")) // another archive of the same layer: that is told, and the layer stays
 	again, _, err := s.Build(t.Context(), BuildOptions{}, bytes.NewReader(packed))
 	if err != nil || again.Digest != meta.Digest || again.SourceSize != int64(len(packed)) || again.SourceDigest == meta.SourceDigest {
 		t.Errorf("the same, packed: %+v, %v", again, err)

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/layer/blob"
 )
 
 // ownerKey is the blob that says which control plane the store belongs to: the ID of
@@ -23,19 +24,32 @@ func (s *Store) Claim(ctx context.Context, unit string) error {
 	if unit == "" {
 		return errNoUnit
 	}
-	owner, err := s.owner(ctx)
+	owner, err := ownerOf(ctx, s.blobs)
 	if notFound(err) {
 		// Of two that come at once one is first, and both read whose mark is there.
 		mark := unit + "\n"
 		if err := s.blobs.Put(ctx, ownerKey, strings.NewReader(mark), int64(len(mark))); err != nil && dsec.CodeOf(err) != dsec.CodeConflict {
 			return err
 		}
-		owner, err = s.owner(ctx)
+		owner, err = ownerOf(ctx, s.blobs)
 	}
 	if err != nil {
 		return err
 	}
 	return sameOwner(owner, unit)
+}
+
+// CheckUnowned looks whether a store belongs to nobody yet, for a control plane that is
+// about to be made, and has no unit. The error is as of Claim.
+func CheckUnowned(ctx context.Context, blobs blob.Store) error {
+	owner, err := ownerOf(ctx, blobs)
+	if notFound(err) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	return ownerError("the layer store belongs to the control plane %.64q, this one is new; two at one store would remove each other's layers. "+
+		"Where that one is gone for good, remove the store's file %q", owner, ownerKey)
 }
 
 // CheckOwner looks whether the store belongs to a unit now, for whoever is about to
@@ -45,7 +59,7 @@ func (s *Store) CheckOwner(ctx context.Context, unit string) error {
 	if unit == "" {
 		return errNoUnit
 	}
-	owner, err := s.owner(ctx)
+	owner, err := ownerOf(ctx, s.blobs)
 	if notFound(err) {
 		return ownerError("the layer store has no mark of the control plane that it belongs to, this one is %s: nothing is removed from it; "+
 			"where it is the right store, the server claims it when it is started", unit)
@@ -71,10 +85,13 @@ func ownerError(format string, args ...any) error {
 	return e
 }
 
-// owner is the unit that the store's mark names.
-func (s *Store) owner(ctx context.Context) (string, error) {
+// ownerOf is the unit that a store's mark names.
+func ownerOf(ctx context.Context, blobs blob.Store) (string, error) {
 	b := make([]byte, ownerBytes)
-	n, err := s.blobs.ReadAt(ctx, ownerKey, b, 0)
+	n, err := blobs.ReadAt(ctx, ownerKey, b, 0)
+	if errors.Is(err, blob.ErrDirectory) { // which no mark can be written in the place of
+		return "", ownerError("the layer store's mark of the control plane that it belongs to, %q, is a directory, want a file: remove it", ownerKey)
+	}
 	if err != nil && !errors.Is(err, io.EOF) {
 		return "", err
 	}

@@ -3,11 +3,14 @@ package layer
 import (
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/layer/blob/dirblob"
 )
 
 // wantOwned fails the test unless err refuses unit for the store's owner.
@@ -29,11 +32,15 @@ func TestOwner(t *testing.T) {
 		for _, err := range []error{a.Claim(ctx, ""), a.CheckOwner(ctx, "")} {
 			wantCode(t, err, dsec.CodeInvalid)
 		}
+		if err := CheckUnowned(ctx, a.blobs); err != nil {
+			t.Errorf("a store without a mark: %v", err)
+		}
 		for range 2 {
 			if err := errors.Join(a.Claim(ctx, "unit-a"), b.Claim(ctx, "unit-a"), a.CheckOwner(ctx, "unit-a"), b.CheckOwner(ctx, "unit-a")); err != nil {
 				t.Fatal(err)
 			}
 		}
+		wantOwned(t, "a new one", CheckUnowned(ctx, b.blobs), "unit-a", "this one is new")
 		for _, other := range []string{"unit-b", "of another length"} {
 			wantOwned(t, "claim", b.Claim(ctx, other), "unit-a", other)
 			wantOwned(t, "check", b.CheckOwner(ctx, other), "unit-a", other)
@@ -48,6 +55,22 @@ func TestOwner(t *testing.T) {
 		wantOwned(t, "check", a.CheckOwner(ctx, "unit-a"), "unit-b", "unit-a")
 		wantOwned(t, "claim", a.Claim(ctx, "unit-a"), "unit-b", "unit-a")
 	})
+}
+
+// A directory in the place of the mark is none, and no store without one either.
+func TestOwnerIsADirectory(t *testing.T) {
+	dir := t.TempDir()
+	blobs, err := dirblob.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer blobs.Close()
+	s := openStore(t, Options{Blobs: blobs})
+	if err := os.MkdirAll(filepath.Join(dir, ownerKey, "x"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	wantOwned(t, "claim", s.Claim(t.Context(), "unit-a"), "directory", ownerKey)
+	wantOwned(t, "check", s.CheckOwner(t.Context(), "unit-a"), "directory", ownerKey)
 }
 
 // Of control planes that claim a store at once it belongs to one.
@@ -67,7 +90,7 @@ func TestOwnerRace(t *testing.T) {
 			}
 			close(start)
 			all.Wait()
-			owner, err := nodes[0].owner(t.Context())
+			owner, err := ownerOf(t.Context(), nodes[0].blobs)
 			if err != nil {
 				t.Fatal(err)
 			}

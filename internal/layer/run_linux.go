@@ -11,7 +11,9 @@ import (
 	"os/exec"
 	"runtime"
 	"strings"
+	"sync"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -57,6 +59,8 @@ func (s *Store) convert(ctx context.Context, images []*os.File, opt convert.Opti
 	}
 	stop := context.AfterFunc(ctx, h.kill)
 	defer stop()
+	disk := watchDisk(append([]*os.File{scratch}, images...), diskBytes(opt.Limits.WithDefaults()), h.kill)
+	defer disk.end()
 
 	read, pumped := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -69,6 +73,9 @@ func (s *Store) convert(ctx context.Context, images []*os.File, opt convert.Opti
 	rep, err := h.wait()
 	if ctx.Err() != nil {
 		return convert.Result{}, canceled(ctx)
+	}
+	if disk.full() {
+		return convert.Result{}, dsec.Invalid("data", "the archive takes more than %d bytes of disk", disk.most)
 	}
 	if err == nil && rep.Error != nil {
 		err = rep.Error
@@ -89,6 +96,54 @@ func (s *Store) convert(ctx context.Context, images []*os.File, opt convert.Opti
 		return convert.Result{}, err
 	}
 	return *rep.Result, checkResult(rep.Result, images)
+}
+
+// diskBytes is the most that the files of one import have together: of what the archive
+// holds nothing is kept more than twice beside the archive.
+func diskBytes(l Limits) int64 { return l.ArchiveBytes + 2*l.ContentBytes }
+
+// diskWatch looks after what a helper writes. The kernel bounds each of its files by
+// itself, and they are many.
+type diskWatch struct {
+	files []*os.File
+	most  int64
+	ended chan struct{}
+	done  sync.WaitGroup
+}
+
+// diskLook is how often a helper's files are looked at: a disk takes as much more than
+// the most as it can write in that time.
+const diskLook = 200 * time.Millisecond
+
+func watchDisk(files []*os.File, most int64, kill func()) *diskWatch {
+	w := &diskWatch{files: files, most: most, ended: make(chan struct{})}
+	w.done.Go(func() {
+		look := time.NewTicker(diskLook)
+		defer look.Stop()
+		for !w.full() {
+			select {
+			case <-look.C:
+			case <-w.ended:
+				return
+			}
+		}
+		kill()
+	})
+	return w
+}
+
+func (w *diskWatch) end() { close(w.ended); w.done.Wait() }
+
+// full reports whether the files have more than they may. Holes are not counted.
+func (w *diskWatch) full() bool {
+	sum := int64(0)
+	for _, f := range w.files {
+		var st unix.Stat_t
+		if unix.Fstat(int(f.Fd()), &st) == nil {
+			sum += st.Blocks * 512
+		}
+	}
+	return sum > w.most
 }
 
 // sentCut reports whether the stream was read to where its sender broke off, in

@@ -6,23 +6,29 @@ import (
 	"sync"
 )
 
-// turns has no more than so many builds run at once. Those that wait get their turn
-// by their projects, one after another: who has many waits for them alone.
+// turns has no more than so many builds run at once, and one more of a project that has
+// none of these: who has many, or slow ones, keeps others out for no time. Those that
+// wait get their turn by their projects, one after another.
 type turns struct {
+	most int
+
 	mu      sync.Mutex
-	free    int
+	total   int                        // of running
+	running map[string]int             // of each project
 	waiting map[string][]chan struct{} // of each project in the order in which they came
 	order   []string                   // projects that wait, the next one first
 }
 
-func newTurns(most int) *turns { return &turns{free: most, waiting: map[string][]chan struct{}{}} }
+func newTurns(most int) *turns {
+	return &turns{most: most, running: map[string]int{}, waiting: map[string][]chan struct{}{}}
+}
 
 // take waits for a turn until ctx ends, and reports whether there is one, which is
 // then to be given back.
 func (t *turns) take(ctx context.Context, project string) bool {
 	t.mu.Lock()
-	if t.free > 0 {
-		t.free--
+	if t.room(project) {
+		t.begin(project)
 		t.mu.Unlock()
 		return true
 	}
@@ -41,7 +47,7 @@ func (t *turns) take(ctx context.Context, project string) bool {
 	select {
 	case <-turn: // it came at the last moment
 		t.mu.Unlock()
-		t.give()
+		t.give(project)
 		return false
 	default:
 	}
@@ -50,21 +56,35 @@ func (t *turns) take(ctx context.Context, project string) bool {
 	return false
 }
 
-// give gives a turn back, to who is next.
-func (t *turns) give() {
+// room reports whether a build of a project may begin. The caller holds mu.
+func (t *turns) room(project string) bool {
+	return t.total < t.most || t.total == t.most && t.running[project] == 0
+}
+
+func (t *turns) begin(project string) {
+	t.total++
+	t.running[project]++
+}
+
+// give gives a turn of a project back, to who is next: with the one that is for who has
+// none there may be two.
+func (t *turns) give(project string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if len(t.order) == 0 {
-		t.free++
-		return
+	t.total--
+	if t.running[project]--; t.running[project] == 0 {
+		delete(t.running, project)
 	}
-	project := t.order[0]
-	turn := t.waiting[project][0]
-	t.forget(project, turn)
-	if len(t.waiting[project]) > 0 { // behind the others
-		t.order = append(t.order[1:], project)
+	for i := slices.IndexFunc(t.order, t.room); i >= 0; i = slices.IndexFunc(t.order, t.room) {
+		next := t.order[i]
+		turn := t.waiting[next][0]
+		t.forget(next, turn)
+		if len(t.waiting[next]) > 0 { // behind the others
+			t.order = append(slices.Delete(t.order, i, i+1), next)
+		}
+		t.begin(next)
+		turn <- struct{}{}
 	}
-	turn <- struct{}{}
 }
 
 // forget takes one that waits out. The caller holds mu.

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -23,29 +24,65 @@ func TestTurnsAreFair(t *testing.T) {
 		}
 		var order []string
 		next := make(chan struct{})
+		if !turns.take(t.Context(), "b") {
+			t.Fatal("no turn for who has none")
+		}
 		for _, project := range []string{"a", "a", "a", "a", "b", "b", "c"} {
 			go func() {
 				if turns.take(t.Context(), project) {
 					order = append(order, project)
 					<-next
-					turns.give()
+					turns.give(project)
 				}
 			}()
 			synctest.Wait()
+		}
+		if len(order) > 0 {
+			t.Errorf("%s have turns that there are not", order)
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		go turns.take(ctx, "d") // gives up
 		synctest.Wait()
 		cancel()
 		synctest.Wait()
-		turns.give()
-		close(next)
+		turns.give("b")
 		synctest.Wait()
-		if got := strings.Join(order, ""); got != "abcabaa" {
+		turns.give("a")
+		for range 8 {
+			synctest.Wait()
+			select {
+			case next <- struct{}{}:
+			default:
+			}
+		}
+		if got := strings.Join(order, ""); got != "bacbaaa" {
 			t.Errorf("the order is %s", got)
 		}
-		if turns.free != 1 || len(turns.order) > 0 || len(turns.waiting) > 0 {
+		if turns.total != 0 || len(turns.running) > 0 || len(turns.order) > 0 || len(turns.waiting) > 0 {
 			t.Errorf("%+v is left", turns)
+		}
+	})
+}
+
+// A turn that is given back may make room for two: the last one is for who has none.
+func TestTurnsForTwo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		turns := newTurns(2)
+		var begun atomic.Int64
+		for _, project := range []string{"a", "b", "b", "a"} {
+			go func() {
+				turns.take(t.Context(), project)
+				begun.Add(1)
+			}()
+			synctest.Wait()
+		}
+		if n := begun.Load(); n != 2 {
+			t.Errorf("%d have begun, want one each", n)
+		}
+		turns.give("a")
+		synctest.Wait()
+		if n := begun.Load(); n != 4 {
+			t.Errorf("%d have begun, want two each", n)
 		}
 	})
 }
@@ -63,11 +100,12 @@ func TestTurnsAreKept(t *testing.T) {
 				time.Sleep(rand.N(time.Second)) //nolint:forbidigo // of the bubble's clock
 				ctx, cancel := context.WithTimeout(t.Context(), rand.N(time.Second))
 				defer cancel()
-				if !turns.take(ctx, string(rune('a'+i%7))) {
+				project := string(rune('a' + i%7))
+				if !turns.take(ctx, project) {
 					return
 				}
 				mu.Lock()
-				if running++; running > most {
+				if running++; running > most+1 {
 					t.Errorf("%d at once", running)
 				}
 				mu.Unlock()
@@ -75,11 +113,11 @@ func TestTurnsAreKept(t *testing.T) {
 				mu.Lock()
 				running--
 				mu.Unlock()
-				turns.give()
+				turns.give(project)
 			})
 		}
 		all.Wait()
-		if turns.free != most || len(turns.order) > 0 || len(turns.waiting) > 0 {
+		if turns.total != 0 || len(turns.running) > 0 || len(turns.order) > 0 || len(turns.waiting) > 0 {
 			t.Errorf("%+v is left", turns)
 		}
 	})

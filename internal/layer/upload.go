@@ -128,17 +128,22 @@ func (s *Store) sameBytes(ctx context.Context, meta Meta, part string, want []by
 // samePacked reports whether the store's packed index is the layer's, which another
 // version may have packed into other bytes.
 func (s *Store) samePacked(ctx context.Context, meta Meta) (bool, error) {
-	err := s.readIndexPart(ctx, meta.Digest, meta.IndexSize, func(r io.Reader) error {
+	err := s.checkIndex(ctx, meta)
+	if err != nil && !isDamage(err) {
+		return false, err
+	}
+	return err == nil, nil
+}
+
+// checkIndex holds the index in the store against the layer's digest.
+func (s *Store) checkIndex(ctx context.Context, meta Meta) error {
+	return s.readIndexPart(ctx, meta.Digest, meta.IndexSize, func(r io.Reader) error {
 		hashed := sha256.New()
 		if _, err := io.Copy(hashed, r); err != nil {
 			return err
 		}
 		return isIndex(hashed, meta)
 	})
-	if err != nil && !isDamage(err) {
-		return false, err
-	}
-	return err == nil, nil
 }
 
 // isDamage reports whether a read of a part failed for what is in the store: or is

@@ -59,6 +59,9 @@ func TestLayersOfVersionsBefore(t *testing.T) {
 			if devices, _, err := s.Open(t.Context(), digest); err != nil || len(devices) != 1 {
 				t.Errorf("%v, %v", devices, err)
 			}
+			if err := s.Check(t.Context(), digest, true); err != nil {
+				t.Error(err)
+			}
 			wantCode(t, s.Remove(t.Context(), digest), dsec.CodeConflict)
 			release()
 			if err := s.Remove(t.Context(), digest); err != nil {
@@ -78,6 +81,7 @@ func TestLayersOfVersionsBefore(t *testing.T) {
 			s = openStoreIn(t, dir, Options{})
 			_, err = s.Hold(t.Context(), digest)
 			wantCode(t, err, dsec.CodeInternal)
+			wantCode(t, s.Check(t.Context(), digest, false), dsec.CodeInternal)
 		})
 	}
 }

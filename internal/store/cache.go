@@ -96,6 +96,14 @@ func (c *Cache[T]) Range(prefix string, f func(key string, v T) bool) {
 	}
 }
 
+// Revision is the store's up to which the cache has seen all that is written: what it
+// shows is that, or later.
+func (c *Cache[T]) Revision() int64 {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return c.rev
+}
+
 // Wait returns once the cache has seen revision rev, so that who wrote it
 // reads it.
 func (c *Cache[T]) Wait(ctx context.Context, rev int64) error {

@@ -190,6 +190,11 @@ func Absent(key string) Cond {
 	return Cond(clientv3.Compare(clientv3.CreateRevision(root+key), "=", 0))
 }
 
+// NoneBelow holds where there is no document whose key begins with prefix.
+func NoneBelow(prefix string) Cond {
+	return Cond(clientv3.Compare(clientv3.CreateRevision(root+prefix), "=", 0).WithPrefix())
+}
+
 // UnchangedSince holds where the document under key was not written after rev.
 func UnchangedSince(key string, rev int64) Cond {
 	return Cond(clientv3.Compare(clientv3.ModRevision(root+key), "<", rev+1))
@@ -202,11 +207,21 @@ func PutIf[T any](ctx context.Context, s *Store, key string, v T, conds ...Cond)
 	if err != nil {
 		return 0, err
 	}
+	return s.writeIf(ctx, clientv3.OpPut(root+key, string(data)), conds)
+}
+
+// DeleteIf removes the document under key, if there is one, where all conditions hold;
+// it is a conflict if not.
+func (s *Store) DeleteIf(ctx context.Context, key string, conds ...Cond) (int64, error) {
+	return s.writeIf(ctx, clientv3.OpDelete(root+key), conds)
+}
+
+func (s *Store) writeIf(ctx context.Context, write clientv3.Op, conds []Cond) (int64, error) {
 	cmps := make([]clientv3.Cmp, len(conds))
 	for i, c := range conds {
 		cmps[i] = clientv3.Cmp(c)
 	}
-	res, err := s.client.Txn(ctx).If(cmps...).Then(clientv3.OpPut(root+key, string(data))).Commit()
+	res, err := s.client.Txn(ctx).If(cmps...).Then(write).Commit()
 	if err != nil {
 		return 0, unknown(err)
 	}

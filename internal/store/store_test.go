@@ -101,6 +101,16 @@ func TestConditions(t *testing.T) {
 	if _, err := PutIf(t.Context(), s, "b", doc{}, UnchangedSince("a", began)); err == nil || dsec.CodeOf(err) != dsec.CodeConflict {
 		t.Errorf("changed meanwhile: %v", err)
 	}
+	if _, err := PutIf(t.Context(), s, "b", doc{}, NoneBelow("a/")); err != nil {
+		t.Errorf("none below: %v", err)
+	}
+	_, err = Put(t.Context(), s, "c/d", doc{})
+	check(t, err)
+	if _, err := s.DeleteIf(t.Context(), "a", NoneBelow("c/")); err == nil || dsec.CodeOf(err) != dsec.CodeConflict {
+		t.Errorf("one below: %v", err)
+	}
+	_, err = s.DeleteIf(t.Context(), "c/d", NoneBelow("d"))
+	check(t, err)
 	docs, err := List[doc](t.Context(), s, "")
 	if err != nil || len(docs) != 2 || docs["a"].Text != "3" {
 		t.Errorf("%v, %v", docs, err)

@@ -1,14 +1,16 @@
 // Package testutil is the test kit of dsec: gates that say what a test needs
 // from the host (Require), a ledger that fails a test which left something
 // behind in the kernel (Ledger), a logger that writes to the test (Logger),
-// short names and directories (Name, Dir), and a wait for state that has no
-// event to wait on (WaitFor).
+// short names and directories (Name, Dir), what gzip makes of bytes (Gzip), and
+// a wait for state that has no event to wait on (WaitFor).
 //
 // It is a leaf: it imports no other package of this module, and only tests
 // import it.
 package testutil
 
 import (
+	"bytes"
+	"compress/gzip"
 	"fmt"
 	"log/slog"
 	"os"
@@ -47,6 +49,20 @@ func (w *testWriter) close() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.done = true
+}
+
+// Gzip compresses b.
+func Gzip(t testing.TB, b []byte) []byte {
+	t.Helper()
+	var out bytes.Buffer
+	w := gzip.NewWriter(&out)
+	if _, err := w.Write(b); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return out.Bytes()
 }
 
 var names atomic.Int64

@@ -54,13 +54,23 @@ async def test_import_and_export(client: DSecClient, images: Images, tmp_path: P
     assert imported.layer.name == "image:latest"
     assert told
     assert all(n <= size for n, size in told)
+    images.asked.clear()
+    again = await client.import_image(f"{ref}:v1", name="again", verify=True)
+    assert again.layer.digest == imported.layer.digest
+    assert not [path for path in images.asked if "/blobs/" in path]
     image = tmp_path / "image.tar"
     exported = await client.export_layers(["image"], image)
-    assert await client.export_layers([imported.layer.digest], image) == exported
+    with pytest.raises(libdsec.ConflictError) as there:
+        await client.export_layers([imported.layer.digest], image)
+    assert there.value.field == "path"
+    assert await client.export_layers([imported.layer.digest], image, replace=True) == exported
+    with pytest.raises(FileNotFoundError) as missing:
+        await client.export_layers(["image"], tmp_path / "none" / "x.tar")
+    assert missing.value.filename == str(tmp_path / "none" / "x.tar")
     assert os.listdir(tmp_path) == ["image.tar"]
     assert (await client.import_layer(image, name="again")).layer.digest == imported.layer.digest
     with pytest.raises(libdsec.NotFoundError):
-        await client.export_layers(["none-of-this-name"], image)
+        await client.export_layers(["none-of-this-name"], tmp_path / "none.tar")
     with pytest.raises(libdsec.NotFoundError) as caught:
         await client.import_image(f"{ref}:none", name="none")
     assert caught.value.field == "ref"

@@ -68,7 +68,7 @@ async def test_a_directory_is_what_the_command_line_makes_of_it(
         s.bind(str(tree / "sock"))
         imported = await client.import_layer(tree, name="by-sdk")
         told = by_cli(server, str(tree))
-    assert imported.findings == ('sockets left out: 1, the first at "sock"',)
+    assert imported.findings == ('sockets left out: 1, the first at "/sock"',)
     assert told["findings"] == list(imported.findings)
     assert told["digest"] == imported.layer.digest
     if attributes:

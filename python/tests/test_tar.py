@@ -89,6 +89,15 @@ def test_round_trip(tmp_path: Path, size: int) -> None:
     assert tree(target) == tree(source)
 
 
+@pytest.mark.parametrize("size", [10, 3 << 20])
+def test_a_file_that_changes_its_size_is_an_error(tmp_path: Path, size: int) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(bytes(2 << 20))
+    with pytest.raises(OSError, match="changed while it was read") as e:
+        _tar.pack(tmp_path, lambda _: os.truncate(file, size))
+    assert e.value.filename == str(file)
+
+
 def test_memory_does_not_grow_with_entries(tmp_path: Path) -> None:
     import tracemalloc
 

@@ -3,6 +3,7 @@ package container
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"slices"
 	"strings"
@@ -60,12 +61,23 @@ func (s *layers) hold(ctx context.Context, want []backend.Layer) (lower, error) 
 		fd, free, err := s.holdOne(ctx, w)
 		if err != nil {
 			s.release(want[:i])
-			return lower{}, err
+			return lower{}, ofLayer(err, i)
 		}
 		l.fds = append(l.fds, fd)
 		l.free = l.free && free
 	}
 	return l, nil
+}
+
+// ofLayer says which of the layers an error is about.
+func ofLayer(err error, i int) error {
+	e, ok := errors.AsType[*dsec.Error](err)
+	if !ok || e.Field != "layers" {
+		return err
+	}
+	named := *e
+	named.Field = fmt.Sprintf("layers[%d]", i)
+	return &named
 }
 
 // holdRoot takes a reference to each layer of a root: those that are wanted,

@@ -122,9 +122,9 @@ func TestDroppedFromEntries(t *testing.T) {
 		entry{name: "big", kind: tar.TypeReg, uid: 70000},
 	))
 	want := []string{
-		`attributes left out (all but user.* of files and directories): 4, the first at "a"`,
-		`device nodes left out: 2, the first at "null"`,
-		`owners above 65535, unmapped in a sandbox: 1, the first at "big"`,
+		`attributes left out (all but user.* of files and directories): 4, the first at "/a"`,
+		`device nodes left out: 2, the first at "/null"`,
+		`owners above 65535, unmapped in a sandbox: 1, the first at "/big"`,
 	}
 	if diff := cmp.Diff(want, got.Findings); diff != "" {
 		t.Errorf("findings (-want +got):\n%s", diff)

@@ -180,7 +180,7 @@ func Chain(archive io.Reader, images []File, scratch File, opt Options) (Result,
 			return Result{}, err
 		}
 	}
-	res.Findings = c.findings.list()
+	res.Findings = c.findings.list(c.at)
 	return res, nil
 }
 
@@ -314,9 +314,6 @@ func (c *converter) section(n *inode, size int64) *io.SectionReader {
 
 // readFile reads the start of a regular file's content.
 func (c *converter) readFile(n *inode, size int64) ([]byte, error) {
-	if n.gone {
-		return nil, dsec.Invalid("data", "a layer of the image is used as something else")
-	}
 	if n.image != nil {
 		if err := n.image.sync(); err != nil {
 			return nil, err

@@ -124,11 +124,13 @@ func (c *converter) spoolFile(n *inode) error {
 
 // keepFile sees that a file of the archive can be read.
 func (c *converter) keepFile(n *inode) error {
-	if n.image == nil {
+	switch {
+	case n.gone:
+		return dsec.Invalid("data", "a layer of the image is used as something else")
+	case n.image == nil:
 		return nil
-	}
-	if n.image.closed {
-		return dsec.Invalid("data", "a layer of the image is in the archive under another name than that of a blob")
+	case n.image.closed:
+		return dsec.Invalid("data", "a layer or a document of the image is in the archive under another name than that of a blob")
 	}
 	return n.image.sync()
 }

@@ -352,3 +352,25 @@ func TestCutWithLayersUnderOtherNames(t *testing.T) {
 		t.Errorf("%v", files)
 	}
 }
+
+// A document under a name that none has, in an image that a cut has ended since, is told:
+// something else may be in its place.
+func TestCutWithDocumentsUnderOtherNames(t *testing.T) {
+	img := threeLayers(t, nil)
+	img.config = object{"Labels": object{"x": noise(7, 3000)}} // escaped, it is long
+	docs, blobs := parts(t, img)
+	for i, e := range docs {
+		if len(e.content) > smallSize {
+			docs[i] = symlink(e.name, "/doc")
+			docs = append([]entry{text("doc", e.content)}, docs...)
+		}
+	}
+	archive := tarOf(t, slices.Concat(docs, blobs)...)
+	if _, _, err := cutImages(t, archive, 1, Options{}); err != nil {
+		t.Fatal(err)
+	}
+	_, _, err := cutImages(t, archive, 3, Options{CollapseBytes: 1})
+	if dsec.CodeOf(err) != dsec.CodeInvalid || !strings.Contains(err.Error(), "under another name") {
+		t.Errorf("%v", err)
+	}
+}

@@ -9,6 +9,7 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/testutil"
 )
 
 // fuzzLimits keep one input's work small.
@@ -45,7 +46,7 @@ func fuzzConvert(t *testing.T, archive []byte, sel string) {
 func FuzzArchive(f *testing.F) {
 	f.Add(tarOf(f, dir("a/"), file("a/b"), link("c", "a/b"), symlink("d", "/a"), file("d/e"), entry{name: "x", kind: '6'}))
 	f.Add(tarOf(f, entry{name: "p\u00e9", kind: '0', pax: map[string]string{"SCHILY.xattr.user.a": "v"}}))
-	f.Add(gzipOf(f, tarOf(f, file("a"))))
+	f.Add(testutil.Gzip(f, tarOf(f, file("a"))))
 	f.Add(zstdOf(f, tarOf(f, file("a"))))
 	f.Add(layout(f, testImage{tag: "t:1", layers: layers(f, []entry{file("a")}, []entry{file(".wh.a"), file("b")}), config: object{"User": "u"}}))
 	f.Add(dockerArchive(f, testImage{tag: "t:1", layers: layers(f, []entry{file("a")})}))

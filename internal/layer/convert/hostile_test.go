@@ -19,6 +19,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/testutil"
 )
 
 // What is not a tar is refused by what it is, and never handed on. (S97)
@@ -45,8 +46,8 @@ func TestNotAnArchive(t *testing.T) {
 		"disk":       {at(510, "\x55\xaa"), "a partitioned disk image"},
 		"zip":        {at(0, "PK\x03\x04"), "a zip archive"},
 		"xz":         {at(0, "\xfd7zXZ\x00"), "an xz stream"},
-		"gzip of it": {gzipOf(t, erofs), "an EROFS image"},
-		"gzip twice": {gzipOf(t, gzipOf(t, tarOf(t, file("a")))), "a gzip stream in a compressed stream"},
+		"gzip of it": {testutil.Gzip(t, erofs), "an EROFS image"},
+		"gzip twice": {testutil.Gzip(t, testutil.Gzip(t, tarOf(t, file("a")))), "a gzip stream in a compressed stream"},
 		"bad gzip":   {append([]byte("\x1f\x8b\x08"), make([]byte, 100)...), "damaged compressed stream"},
 		"bad zstd":   {append([]byte("\x28\xb5\x2f\xfd"), bytes.Repeat([]byte{0xff}, 100)...), "damaged compressed stream"},
 	} {
@@ -69,7 +70,7 @@ func TestTruncated(t *testing.T) {
 			t.Fatalf("cut at %d of %d: accepted", cut, len(whole))
 		}
 	}
-	for name, packed := range map[string][]byte{"gzip": gzipOf(t, whole), "zstd": zstdOf(t, whole)} {
+	for name, packed := range map[string][]byte{"gzip": testutil.Gzip(t, whole), "zstd": zstdOf(t, whole)} {
 		for cut := 1; cut < len(packed); cut++ {
 			if _, err := convertBytes(t, packed[:cut], Options{}); err == nil {
 				t.Fatalf("%s cut at %d of %d: accepted", name, cut, len(packed))
@@ -271,7 +272,7 @@ func TestSparse(t *testing.T) {
 
 // An archive within an archive is a file.
 func TestNestedArchive(t *testing.T) {
-	inner := string(gzipOf(t, tarOf(t, file("../../etc/passwd"))))
+	inner := string(testutil.Gzip(t, tarOf(t, file("../../etc/passwd"))))
 	if got := mustConvert(t, tarOf(t, text("inner.tar.gz", inner))).tree; got["inner.tar.gz"] != "= "+inner || len(got) != 1 {
 		t.Errorf("%d files", len(got))
 	}
@@ -308,7 +309,7 @@ func TestFullDisk(t *testing.T) {
 func TestBrokenStream(t *testing.T) {
 	broken := errors.New("connection reset")
 	archive := tarOf(t, text("a", strings.Repeat("x", 3<<20)))
-	for name, data := range map[string][]byte{"plain": archive, "gzip": gzipOf(t, archive), "zstd": zstdOf(t, archive)} {
+	for name, data := range map[string][]byte{"plain": archive, "gzip": testutil.Gzip(t, archive), "zstd": zstdOf(t, archive)} {
 		r := io.MultiReader(bytes.NewReader(data[:len(data)/2]), errReader{broken})
 		if _, err := Convert(r, &memFile{}, &memFile{}, Options{}); !errors.Is(err, broken) {
 			t.Errorf("%s: %v, want the reader's error", name, err)

@@ -109,6 +109,9 @@ func (c *converter) readDocument(b blob) ([]byte, error) {
 	if b.size > c.limits.DocumentBytes {
 		return nil, dsec.Invalid("data", "%s has %d bytes, want at most %d", b.what, b.size, c.limits.DocumentBytes)
 	}
+	if err := c.keepFile(b.file); err != nil {
+		return nil, err
+	}
 	doc, err := c.readFile(b.file, b.size)
 	if err != nil {
 		return nil, err

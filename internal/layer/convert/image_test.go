@@ -10,23 +10,11 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/testutil"
 )
-
-func gzipOf(t testing.TB, b []byte) []byte {
-	var out bytes.Buffer
-	w := gzip.NewWriter(&out)
-	if _, err := w.Write(b); err != nil {
-		t.Fatal(err)
-	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
-	return out.Bytes()
-}
 
 func zstdOf(t testing.TB, b []byte, opts ...zstd.EOption) []byte {
 	w, err := zstd.NewWriter(nil, opts...)
@@ -156,7 +144,7 @@ func layers(t testing.TB, all ...[]entry) (out [][]byte) {
 var packings = map[string]func(testing.TB) func(int, []byte) []byte{
 	"plain": func(testing.TB) func(int, []byte) []byte { return nil },
 	"gzip": func(t testing.TB) func(int, []byte) []byte {
-		return func(_ int, b []byte) []byte { return gzipOf(t, b) }
+		return func(_ int, b []byte) []byte { return testutil.Gzip(t, b) }
 	},
 	"zstd": func(t testing.TB) func(int, []byte) []byte {
 		return func(_ int, b []byte) []byte { return zstdOf(t, b) }
@@ -165,7 +153,7 @@ var packings = map[string]func(testing.TB) func(int, []byte) []byte{
 		return func(i int, b []byte) []byte {
 			return []func([]byte) []byte{
 				func(b []byte) []byte { return b },
-				func(b []byte) []byte { return gzipOf(t, b) },
+				func(b []byte) []byte { return testutil.Gzip(t, b) },
 				func(b []byte) []byte { return zstdOf(t, b) },
 			}[i%3](b)
 		}
@@ -189,7 +177,7 @@ func TestImageKinds(t *testing.T) {
 		for packing, pack := range packings {
 			for outer, wrap := range map[string]func([]byte) []byte{
 				"plain": func(b []byte) []byte { return b },
-				"gzip":  func(b []byte) []byte { return gzipOf(t, b) },
+				"gzip":  func(b []byte) []byte { return testutil.Gzip(t, b) },
 				"zstd":  func(b []byte) []byte { return zstdOf(t, b) },
 			} {
 				t.Run(kind+"/"+packing+"/"+outer, func(t *testing.T) {
@@ -384,7 +372,7 @@ func TestImageMismatch(t *testing.T) {
 		wantInvalid(t, bytes.Replace(archive, []byte(`"schemaVersion":2}`), []byte(`"schemaVersion":3}`), 1), Options{}, "has digest")
 	})
 	t.Run("trailing bytes", func(t *testing.T) {
-		pack := func(_ int, b []byte) []byte { return append(gzipOf(t, b), gzipOf(t, []byte("more"))...) }
+		pack := func(_ int, b []byte) []byte { return append(testutil.Gzip(t, b), testutil.Gzip(t, []byte("more"))...) }
 		wantInvalid(t, layout(t, testImage{layers: good, pack: pack}), Options{}, "unpacks to digest")
 	})
 }

@@ -57,14 +57,15 @@ func (f *findings) refuse() error {
 	return dsec.Invalid("strict", "the lint finds %d things, the first: %s", len(f.lines)+f.more, f.lines[0])
 }
 
-func (f *findings) list() []string {
+// list has names as a sandbox has them, whose root is at in it.
+func (f *findings) list(at string) []string {
 	list := f.lines
 	if f.more > 0 {
 		list = append(list, fmt.Sprintf("%d findings more", f.more))
 	}
 	for _, what := range f.order {
 		t := f.counted[what]
-		list = append(list, fmt.Sprintf("%s: %d, the first at %s", what, t.n, quote(t.first)))
+		list = append(list, fmt.Sprintf("%s: %d, the first at %s", what, t.n, quote(path.Join("/", at, t.first))))
 	}
 	return list
 }

@@ -36,9 +36,6 @@ func (c *converter) merge(img *image) (*tree, error) {
 func (img *image) place(i int) string { return fmt.Sprintf("layer %d of %d: ", i+1, len(img.layers)) }
 
 func (c *converter) mergeLayer(t *tree, b blob) error {
-	if b.file.gone {
-		return dsec.Invalid("data", "a layer of the image is used as something else")
-	}
 	if err := c.keepFile(b.file); err != nil {
 		return err
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/testutil"
 )
 
 // More shapes of S89 and S90: names by extended headers, and links that change
@@ -149,7 +150,7 @@ func TestDocumentShapes(t *testing.T) {
 		"docker layer in proc": docker("c.json", "/proc/self/fd/0"),
 		"layer is EROFS":       packed(mustConvert(t, good[0]).image),
 		"layer is qcow2":       packed([]byte("QFI\xfb\x00\x00\x00\x03\x00\x00\x00\x00\x00\x00\x00\x20\x00\x00\x00\x10/etc/passwd")),
-		"layer is gzip twice":  packed(gzipOf(t, gzipOf(t, good[0]))),
+		"layer is gzip twice":  packed(testutil.Gzip(t, testutil.Gzip(t, good[0]))),
 		"layer is xz":          packed([]byte("\xfd7zXZ\x00\x00\x04\xe6\xd6\xb4\x46")),
 		"layer is nothing":     packed(nil),
 	} {

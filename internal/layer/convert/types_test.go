@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/testutil"
 )
 
 // What a layer's type says of its compression does not count, its content does. A
@@ -96,7 +97,7 @@ func TestSparseBombs(t *testing.T) {
 	for name, archive := range map[string][]byte{
 		"one file":   join(sparse("a", ratioFloor+1)),
 		"many files": join(sparse("a", ratioFloor/2), sparse("b", ratioFloor/2), sparse("c", 4096)),
-		"compressed": gzipOf(t, join(sparse("a", ratioFloor+1))),
+		"compressed": testutil.Gzip(t, join(sparse("a", ratioFloor+1))),
 	} {
 		if err := run(archive); err == nil || dsec.CodeOf(err) != dsec.CodeInvalid || !strings.Contains(err.Error(), "sparse files of ") {
 			t.Errorf("%s: %v", name, err)

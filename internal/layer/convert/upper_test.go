@@ -196,7 +196,7 @@ func TestNamesOfDeviceNodesAreLeftOut(t *testing.T) {
 				continue
 			}
 			want := map[string]string{"dev": "dir", "d": "= d"}
-			if !maps.Equal(got.tree, want) || len(got.Findings) != 1 || got.Findings[0] != `device nodes left out: 3, the first at "dev/a"` {
+			if !maps.Equal(got.tree, want) || len(got.Findings) != 1 || got.Findings[0] != `device nodes left out: 3, the first at "/dev/a"` {
 				t.Errorf("%s, %s: %v, %q", name, kind, got.tree, got.Findings)
 			}
 		}

@@ -73,6 +73,9 @@ func (t *layerWriter) dir(path string, fi fs.FileInfo) error {
 	return nil
 }
 
+// quote shows a file of a layer as imports do.
+func quote(path string) string { return fmt.Sprintf("%+.200q", "/"+path) }
+
 // kinds are the types of what an import makes beside directories.
 var kinds = map[fs.FileMode]byte{0: tar.TypeReg, fs.ModeSymlink: tar.TypeSymlink, fs.ModeNamedPipe: tar.TypeFifo}
 
@@ -86,9 +89,9 @@ func (t *layerWriter) file(path, base string, fi fs.FileInfo) error {
 	case fi.Mode()&fs.ModeCharDevice != 0 && st.Rdev == 0:
 		return t.whiteout(strings.TrimSuffix(path, base) + whiteoutPrefix + base)
 	case !ok:
-		return fmt.Errorf("%.200q: of type %v, which no import makes", path, fi.Mode().Type())
+		return fmt.Errorf("%s: of type %v, which no import makes", quote(path), fi.Mode().Type())
 	case strings.HasPrefix(base, whiteoutPrefix):
-		return &dsec.Error{Code: dsec.CodeUnsupported, Message: fmt.Sprintf("%.200q: an image would take a file of this name for a whiteout", path)}
+		return &dsec.Error{Code: dsec.CodeUnsupported, Message: quote(path) + ": an image would take a file of this name for a whiteout"}
 	}
 	if st.Nlink > 1 {
 		if first, seen := t.first[st.Ino]; seen {
@@ -120,7 +123,7 @@ func (t *layerWriter) regular(path string, hdr *tar.Header, size int64) error {
 	defer func() { _ = f.Close() }()
 	n, err := io.CopyBuffer(struct{ io.Writer }{t.tw}, io.LimitReader(&bounded{t.ctx, f}, size), t.buf)
 	if err == nil && n != size {
-		err = fmt.Errorf("%.200q: %w", path, io.ErrUnexpectedEOF)
+		err = fmt.Errorf("%s: %w", quote(path), io.ErrUnexpectedEOF)
 	}
 	return err
 }
@@ -148,7 +151,7 @@ func (t *layerWriter) whiteout(path string) error {
 func (t *layerWriter) header(path string, fi fs.FileInfo, kind byte) (*tar.Header, *erofs.Stat, error) {
 	st, ok := fi.Sys().(*erofs.Stat)
 	if !ok {
-		return nil, nil, fmt.Errorf("%.200q: no attributes: %T", path, fi.Sys())
+		return nil, nil, fmt.Errorf("%s: no attributes: %T", quote(path), fi.Sys())
 	}
 	hdr := &tar.Header{
 		Name: path, Typeflag: kind, Mode: int64(st.Mode.Perm()), ModTime: fi.ModTime(), Format: tar.FormatPAX,

@@ -60,7 +60,9 @@ type cache struct {
 
 	demand, background *semaphore.Weighted // bytes being fetched
 	filling            sync.WaitGroup      // goroutines of fetches
-	life               context.Context     //nolint:containedctx // of the goroutines, which outlive the calls that start them
+	probing            sync.WaitGroup      // of what looks after images that cannot be read
+	probeEvery         time.Duration
+	life               context.Context //nolint:containedctx // of the goroutines, which outlive the calls that start them
 	end                context.CancelFunc
 
 	mu     sync.Mutex
@@ -86,7 +88,7 @@ func newCache(dir *os.File, log *slog.Logger, crash func(string), notify func(Ev
 	c := &cache{
 		dir: directory{dir}, boot: boot, log: log, crash: crash, notify: notify,
 		demand: semaphore.NewWeighted(fetchBytes), background: semaphore.NewWeighted(aheadBytes),
-		images: map[string]*image{}, nodes: map[uint64]*image{}, limits: Limits{}.withDefaults(),
+		images: map[string]*image{}, nodes: map[uint64]*image{}, limits: Limits{}.withDefaults(), probeEvery: probeEvery,
 	}
 	c.life, c.end = context.WithCancel(context.Background())
 	return c, nil
@@ -213,6 +215,7 @@ func (c *cache) settings() (blob.Store, Limits) {
 func (c *cache) close() {
 	c.end()
 	c.filling.Wait()
+	c.probing.Wait() // each is begun by a fetch
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, im := range c.images {

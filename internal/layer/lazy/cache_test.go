@@ -131,6 +131,46 @@ func TestAStoreThatIsAway(t *testing.T) {
 	}
 }
 
+// What cannot be read is well again when its store is, though nobody reads it, as long as
+// it is in use.
+func TestAStoreThatIsBack(t *testing.T) {
+	f := newFixture(t, 1<<20, MinChunk)
+	c, events := f.cache(t, Limits{RetryFor: 10 * time.Millisecond})
+	c.probeEvery = time.Millisecond
+	im := f.open(t, c, &f.image)
+	read := func() error { return c.readAt(t.Context(), im, make([]byte, 10), 3*MinChunk) }
+	for _, used := range []bool{true, false} {
+		im.mu.Lock()
+		im.inUse = used
+		im.mu.Unlock()
+		f.store.set(t, faults{Unavailable: true})
+		if err := read(); err == nil {
+			t.Fatal("read without a store")
+		}
+		if e := <-events; e.Kind != EventDegraded {
+			t.Errorf("event %+v", e)
+		}
+		if !used {
+			break
+		}
+		f.store.set(t, faults{})
+		if e := <-events; e.Kind != EventRecovered || e.Chunk != 3 {
+			t.Errorf("event %+v, want recovered by chunk 3", e)
+		}
+		if s := im.snapshot(); s.Present != 1 || s.Degraded != "" {
+			t.Errorf("%+v", s)
+		}
+		if err := im.setState(3, absent); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c.probing.Wait() // of what nobody uses nothing is fetched
+	f.store.set(t, faults{})
+	if err := read(); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestAReaderOutlastsAShortOutage(t *testing.T) {
 	f := newFixture(t, 1<<20, MinChunk)
 	c, _ := f.cache(t, Limits{})

@@ -430,23 +430,3 @@ func (c *cache) corrupt(im *image, i int64) {
 	im.mu.Unlock()
 	c.notify(Event{Kind: EventCorrupt, Key: im.Key, Chunk: i, Reason: errCorrupt.Error()})
 }
-
-// judge keeps the image's condition after a fetch.
-func (c *cache) judge(im *image, i int64, err error) {
-	if errors.Is(err, context.Canceled) && c.life.Err() != nil {
-		return
-	}
-	im.mu.Lock()
-	was := im.stats.Degraded
-	im.stats.Degraded = ""
-	if err != nil {
-		im.stats.Degraded = err.Error()
-	}
-	im.mu.Unlock()
-	switch {
-	case err != nil && was == "":
-		c.notify(Event{Kind: EventDegraded, Key: im.Key, Chunk: i, Reason: err.Error()})
-	case err == nil && was != "":
-		c.notify(Event{Kind: EventRecovered, Key: im.Key, Chunk: i})
-	}
-}

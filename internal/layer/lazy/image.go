@@ -39,6 +39,8 @@ type image struct {
 	total   *atomic.Int64 // bytes of chunks of all images
 	missing int64         // of states that are not present
 	flights map[int64]*flight
+	failed  int64 // chunk that could not be fetched last
+	probed  bool  // something looks whether it can again
 	ahead   readAhead
 	stats   Stats
 	trace   []int64 // chunks in order of their first read; nil where it is not recorded

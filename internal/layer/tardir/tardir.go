@@ -9,6 +9,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -32,14 +33,15 @@ func (t *tally) count(name string) {
 	}
 }
 
-// Findings tells of it as the server tells of what it left out of an archive.
-func (l LeftOut) Findings() (list []string) {
+// Findings tells of it as the server tells of what it left out of an archive, whose root
+// becomes the directory at of a sandbox.
+func (l LeftOut) Findings(at string) (list []string) {
 	for _, of := range []struct {
 		what string
 		tally
 	}{{"sockets left out", l.sockets}, {"attributes left out (a tar has none with = in its name)", l.attributes}} {
 		if of.n > 0 {
-			list = append(list, fmt.Sprintf("%s: %d, the first at %s", of.what, of.n, strconv.QuoteToASCII(of.first)))
+			list = append(list, fmt.Sprintf("%s: %d, the first at %s", of.what, of.n, strconv.QuoteToASCII(path.Join("/", at, of.first))))
 		}
 	}
 	return list
@@ -155,7 +157,11 @@ func (t *writer) regular(path, rel string) error {
 	if err != nil {
 		return err
 	}
-	if n != fi.Size() {
+	after, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	if n != fi.Size() || after.Size() != fi.Size() {
 		return &fs.PathError{Op: "tar", Path: path, Err: errors.New("changed while it was read")}
 	}
 	return nil

@@ -521,6 +521,105 @@ func (x *ResolveImageResponse) GetOrigin() *LayerOrigin {
 	return nil
 }
 
+type CheckLayersRequest struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Digests []string               `protobuf:"bytes,1,rep,name=digests,proto3" json:"digests,omitempty"`
+	// Read their data, too; else it is looked whether they are there, and what is known
+	// of damage.
+	Data          bool `protobuf:"varint,2,opt,name=data,proto3" json:"data,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CheckLayersRequest) Reset() {
+	*x = CheckLayersRequest{}
+	mi := &file_dsec_v1_edge_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CheckLayersRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CheckLayersRequest) ProtoMessage() {}
+
+func (x *CheckLayersRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_edge_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CheckLayersRequest.ProtoReflect.Descriptor instead.
+func (*CheckLayersRequest) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *CheckLayersRequest) GetDigests() []string {
+	if x != nil {
+		return x.Digests
+	}
+	return nil
+}
+
+func (x *CheckLayersRequest) GetData() bool {
+	if x != nil {
+		return x.Data
+	}
+	return false
+}
+
+type CheckLayersResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What is wrong with the first that is not whole; empty where all are.
+	Damage        string `protobuf:"bytes,1,opt,name=damage,proto3" json:"damage,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CheckLayersResponse) Reset() {
+	*x = CheckLayersResponse{}
+	mi := &file_dsec_v1_edge_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CheckLayersResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CheckLayersResponse) ProtoMessage() {}
+
+func (x *CheckLayersResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_edge_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CheckLayersResponse.ProtoReflect.Descriptor instead.
+func (*CheckLayersResponse) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *CheckLayersResponse) GetDamage() string {
+	if x != nil {
+		return x.Damage
+	}
+	return ""
+}
+
 type ClaimLayersRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// ID of the control plane's unit.
@@ -531,7 +630,7 @@ type ClaimLayersRequest struct {
 
 func (x *ClaimLayersRequest) Reset() {
 	*x = ClaimLayersRequest{}
-	mi := &file_dsec_v1_edge_proto_msgTypes[9]
+	mi := &file_dsec_v1_edge_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -543,7 +642,7 @@ func (x *ClaimLayersRequest) String() string {
 func (*ClaimLayersRequest) ProtoMessage() {}
 
 func (x *ClaimLayersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_edge_proto_msgTypes[9]
+	mi := &file_dsec_v1_edge_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -556,7 +655,7 @@ func (x *ClaimLayersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimLayersRequest.ProtoReflect.Descriptor instead.
 func (*ClaimLayersRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{9}
+	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ClaimLayersRequest) GetUnit() string {
@@ -574,7 +673,7 @@ type ClaimLayersResponse struct {
 
 func (x *ClaimLayersResponse) Reset() {
 	*x = ClaimLayersResponse{}
-	mi := &file_dsec_v1_edge_proto_msgTypes[10]
+	mi := &file_dsec_v1_edge_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -586,7 +685,7 @@ func (x *ClaimLayersResponse) String() string {
 func (*ClaimLayersResponse) ProtoMessage() {}
 
 func (x *ClaimLayersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_edge_proto_msgTypes[10]
+	mi := &file_dsec_v1_edge_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -599,7 +698,7 @@ func (x *ClaimLayersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimLayersResponse.ProtoReflect.Descriptor instead.
 func (*ClaimLayersResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{10}
+	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{12}
 }
 
 type DropLayerRequest struct {
@@ -613,7 +712,7 @@ type DropLayerRequest struct {
 
 func (x *DropLayerRequest) Reset() {
 	*x = DropLayerRequest{}
-	mi := &file_dsec_v1_edge_proto_msgTypes[11]
+	mi := &file_dsec_v1_edge_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -625,7 +724,7 @@ func (x *DropLayerRequest) String() string {
 func (*DropLayerRequest) ProtoMessage() {}
 
 func (x *DropLayerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_edge_proto_msgTypes[11]
+	mi := &file_dsec_v1_edge_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -638,7 +737,7 @@ func (x *DropLayerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropLayerRequest.ProtoReflect.Descriptor instead.
 func (*DropLayerRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{11}
+	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *DropLayerRequest) GetDigest() string {
@@ -663,7 +762,7 @@ type DropLayerResponse struct {
 
 func (x *DropLayerResponse) Reset() {
 	*x = DropLayerResponse{}
-	mi := &file_dsec_v1_edge_proto_msgTypes[12]
+	mi := &file_dsec_v1_edge_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -675,7 +774,7 @@ func (x *DropLayerResponse) String() string {
 func (*DropLayerResponse) ProtoMessage() {}
 
 func (x *DropLayerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_edge_proto_msgTypes[12]
+	mi := &file_dsec_v1_edge_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -688,7 +787,7 @@ func (x *DropLayerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropLayerResponse.ProtoReflect.Descriptor instead.
 func (*DropLayerResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{12}
+	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{14}
 }
 
 type SweepLayersRequest struct {
@@ -702,7 +801,7 @@ type SweepLayersRequest struct {
 
 func (x *SweepLayersRequest) Reset() {
 	*x = SweepLayersRequest{}
-	mi := &file_dsec_v1_edge_proto_msgTypes[13]
+	mi := &file_dsec_v1_edge_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -714,7 +813,7 @@ func (x *SweepLayersRequest) String() string {
 func (*SweepLayersRequest) ProtoMessage() {}
 
 func (x *SweepLayersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_edge_proto_msgTypes[13]
+	mi := &file_dsec_v1_edge_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -727,7 +826,7 @@ func (x *SweepLayersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SweepLayersRequest.ProtoReflect.Descriptor instead.
 func (*SweepLayersRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{13}
+	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *SweepLayersRequest) GetAge() *durationpb.Duration {
@@ -753,7 +852,7 @@ type SweepLayersResponse struct {
 
 func (x *SweepLayersResponse) Reset() {
 	*x = SweepLayersResponse{}
-	mi := &file_dsec_v1_edge_proto_msgTypes[14]
+	mi := &file_dsec_v1_edge_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -765,7 +864,7 @@ func (x *SweepLayersResponse) String() string {
 func (*SweepLayersResponse) ProtoMessage() {}
 
 func (x *SweepLayersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_edge_proto_msgTypes[14]
+	mi := &file_dsec_v1_edge_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -778,7 +877,7 @@ func (x *SweepLayersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SweepLayersResponse.ProtoReflect.Descriptor instead.
 func (*SweepLayersResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{14}
+	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *SweepLayersResponse) GetLayers() []*StoredLayer {
@@ -828,7 +927,12 @@ const file_dsec_v1_edge_proto_rawDesc = "" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\"D\n" +
 	"\x14ResolveImageResponse\x12,\n" +
-	"\x06origin\x18\x01 \x01(\v2\x14.dsec.v1.LayerOriginR\x06origin\"(\n" +
+	"\x06origin\x18\x01 \x01(\v2\x14.dsec.v1.LayerOriginR\x06origin\"B\n" +
+	"\x12CheckLayersRequest\x12\x18\n" +
+	"\adigests\x18\x01 \x03(\tR\adigests\x12\x12\n" +
+	"\x04data\x18\x02 \x01(\bR\x04data\"-\n" +
+	"\x13CheckLayersResponse\x12\x16\n" +
+	"\x06damage\x18\x01 \x01(\tR\x06damage\"(\n" +
 	"\x12ClaimLayersRequest\x12\x12\n" +
 	"\x04unit\x18\x01 \x01(\tR\x04unit\"\x15\n" +
 	"\x13ClaimLayersResponse\">\n" +
@@ -840,7 +944,7 @@ const file_dsec_v1_edge_proto_rawDesc = "" +
 	"\x03age\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x03age\x12\x12\n" +
 	"\x04unit\x18\x02 \x01(\tR\x04unit\"C\n" +
 	"\x13SweepLayersResponse\x12,\n" +
-	"\x06layers\x18\x01 \x03(\v2\x14.dsec.v1.StoredLayerR\x06layers2\xae\t\n" +
+	"\x06layers\x18\x01 \x03(\v2\x14.dsec.v1.StoredLayerR\x06layers2\xfd\t\n" +
 	"\vEdgeService\x128\n" +
 	"\x04Info\x12\x14.dsec.v1.InfoRequest\x1a\x15.dsec.v1.InfoResponse\"\x03\x90\x02\x02\x12T\n" +
 	"\x0fCreateSandboxes\x12\x1f.dsec.v1.CreateSandboxesRequest\x1a .dsec.v1.CreateSandboxesResponse\x12M\n" +
@@ -854,7 +958,8 @@ const file_dsec_v1_edge_proto_rawDesc = "" +
 	"\n" +
 	"BuildLayer\x12\x1b.dsec.v1.ImportLayerRequest\x1a\x1c.dsec.v1.ImportLayerResponse\"\x03\x90\x02\x02(\x01\x12M\n" +
 	"\fResolveImage\x12\x19.dsec.v1.PullLayerRequest\x1a\x1d.dsec.v1.ResolveImageResponse\"\x03\x90\x02\x02\x12I\n" +
-	"\tPullLayer\x12\x19.dsec.v1.PullLayerRequest\x1a\x1a.dsec.v1.PullLayerResponse\"\x03\x90\x02\x020\x01\x12O\n" +
+	"\tPullLayer\x12\x19.dsec.v1.PullLayerRequest\x1a\x1a.dsec.v1.PullLayerResponse\"\x03\x90\x02\x020\x01\x12M\n" +
+	"\vCheckLayers\x12\x1b.dsec.v1.CheckLayersRequest\x1a\x1c.dsec.v1.CheckLayersResponse\"\x03\x90\x02\x02\x12O\n" +
 	"\vExportLayer\x12\x1b.dsec.v1.ExportLayerRequest\x1a\x1c.dsec.v1.ExportLayerResponse\"\x03\x90\x02\x020\x01\x12U\n" +
 	"\rPrefetchLayer\x12\x1d.dsec.v1.PrefetchLayerRequest\x1a\x1e.dsec.v1.PrefetchLayerResponse\"\x03\x90\x02\x020\x01\x12M\n" +
 	"\vClaimLayers\x12\x1b.dsec.v1.ClaimLayersRequest\x1a\x1c.dsec.v1.ClaimLayersResponse\"\x03\x90\x02\x02\x12G\n" +
@@ -873,7 +978,7 @@ func file_dsec_v1_edge_proto_rawDescGZIP() []byte {
 	return file_dsec_v1_edge_proto_rawDescData
 }
 
-var file_dsec_v1_edge_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
+var file_dsec_v1_edge_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
 var file_dsec_v1_edge_proto_goTypes = []any{
 	(*InfoRequest)(nil),             // 0: dsec.v1.InfoRequest
 	(*InfoResponse)(nil),            // 1: dsec.v1.InfoResponse
@@ -884,81 +989,85 @@ var file_dsec_v1_edge_proto_goTypes = []any{
 	(*FindRequestRequest)(nil),      // 6: dsec.v1.FindRequestRequest
 	(*FindRequestResponse)(nil),     // 7: dsec.v1.FindRequestResponse
 	(*ResolveImageResponse)(nil),    // 8: dsec.v1.ResolveImageResponse
-	(*ClaimLayersRequest)(nil),      // 9: dsec.v1.ClaimLayersRequest
-	(*ClaimLayersResponse)(nil),     // 10: dsec.v1.ClaimLayersResponse
-	(*DropLayerRequest)(nil),        // 11: dsec.v1.DropLayerRequest
-	(*DropLayerResponse)(nil),       // 12: dsec.v1.DropLayerResponse
-	(*SweepLayersRequest)(nil),      // 13: dsec.v1.SweepLayersRequest
-	(*SweepLayersResponse)(nil),     // 14: dsec.v1.SweepLayersResponse
-	(*Limits)(nil),                  // 15: dsec.v1.Limits
-	(*CreateRequest)(nil),           // 16: dsec.v1.CreateRequest
-	(*BatchCreateItem)(nil),         // 17: dsec.v1.BatchCreateItem
-	(*LayerOrigin)(nil),             // 18: dsec.v1.LayerOrigin
-	(*durationpb.Duration)(nil),     // 19: google.protobuf.Duration
-	(*StoredLayer)(nil),             // 20: dsec.v1.StoredLayer
-	(*GetRequest)(nil),              // 21: dsec.v1.GetRequest
-	(*ListRequest)(nil),             // 22: dsec.v1.ListRequest
-	(*KillRequest)(nil),             // 23: dsec.v1.KillRequest
-	(*ExtendRequest)(nil),           // 24: dsec.v1.ExtendRequest
-	(*UsageRequest)(nil),            // 25: dsec.v1.UsageRequest
-	(*ImportLayerRequest)(nil),      // 26: dsec.v1.ImportLayerRequest
-	(*PullLayerRequest)(nil),        // 27: dsec.v1.PullLayerRequest
-	(*ExportLayerRequest)(nil),      // 28: dsec.v1.ExportLayerRequest
-	(*PrefetchLayerRequest)(nil),    // 29: dsec.v1.PrefetchLayerRequest
-	(*GetResponse)(nil),             // 30: dsec.v1.GetResponse
-	(*ListResponse)(nil),            // 31: dsec.v1.ListResponse
-	(*KillResponse)(nil),            // 32: dsec.v1.KillResponse
-	(*ExtendResponse)(nil),          // 33: dsec.v1.ExtendResponse
-	(*UsageResponse)(nil),           // 34: dsec.v1.UsageResponse
-	(*ImportLayerResponse)(nil),     // 35: dsec.v1.ImportLayerResponse
-	(*PullLayerResponse)(nil),       // 36: dsec.v1.PullLayerResponse
-	(*ExportLayerResponse)(nil),     // 37: dsec.v1.ExportLayerResponse
-	(*PrefetchLayerResponse)(nil),   // 38: dsec.v1.PrefetchLayerResponse
+	(*CheckLayersRequest)(nil),      // 9: dsec.v1.CheckLayersRequest
+	(*CheckLayersResponse)(nil),     // 10: dsec.v1.CheckLayersResponse
+	(*ClaimLayersRequest)(nil),      // 11: dsec.v1.ClaimLayersRequest
+	(*ClaimLayersResponse)(nil),     // 12: dsec.v1.ClaimLayersResponse
+	(*DropLayerRequest)(nil),        // 13: dsec.v1.DropLayerRequest
+	(*DropLayerResponse)(nil),       // 14: dsec.v1.DropLayerResponse
+	(*SweepLayersRequest)(nil),      // 15: dsec.v1.SweepLayersRequest
+	(*SweepLayersResponse)(nil),     // 16: dsec.v1.SweepLayersResponse
+	(*Limits)(nil),                  // 17: dsec.v1.Limits
+	(*CreateRequest)(nil),           // 18: dsec.v1.CreateRequest
+	(*BatchCreateItem)(nil),         // 19: dsec.v1.BatchCreateItem
+	(*LayerOrigin)(nil),             // 20: dsec.v1.LayerOrigin
+	(*durationpb.Duration)(nil),     // 21: google.protobuf.Duration
+	(*StoredLayer)(nil),             // 22: dsec.v1.StoredLayer
+	(*GetRequest)(nil),              // 23: dsec.v1.GetRequest
+	(*ListRequest)(nil),             // 24: dsec.v1.ListRequest
+	(*KillRequest)(nil),             // 25: dsec.v1.KillRequest
+	(*ExtendRequest)(nil),           // 26: dsec.v1.ExtendRequest
+	(*UsageRequest)(nil),            // 27: dsec.v1.UsageRequest
+	(*ImportLayerRequest)(nil),      // 28: dsec.v1.ImportLayerRequest
+	(*PullLayerRequest)(nil),        // 29: dsec.v1.PullLayerRequest
+	(*ExportLayerRequest)(nil),      // 30: dsec.v1.ExportLayerRequest
+	(*PrefetchLayerRequest)(nil),    // 31: dsec.v1.PrefetchLayerRequest
+	(*GetResponse)(nil),             // 32: dsec.v1.GetResponse
+	(*ListResponse)(nil),            // 33: dsec.v1.ListResponse
+	(*KillResponse)(nil),            // 34: dsec.v1.KillResponse
+	(*ExtendResponse)(nil),          // 35: dsec.v1.ExtendResponse
+	(*UsageResponse)(nil),           // 36: dsec.v1.UsageResponse
+	(*ImportLayerResponse)(nil),     // 37: dsec.v1.ImportLayerResponse
+	(*PullLayerResponse)(nil),       // 38: dsec.v1.PullLayerResponse
+	(*ExportLayerResponse)(nil),     // 39: dsec.v1.ExportLayerResponse
+	(*PrefetchLayerResponse)(nil),   // 40: dsec.v1.PrefetchLayerResponse
 }
 var file_dsec_v1_edge_proto_depIdxs = []int32{
 	2,  // 0: dsec.v1.InfoResponse.backends:type_name -> dsec.v1.BackendInfo
-	15, // 1: dsec.v1.InfoResponse.default_limits:type_name -> dsec.v1.Limits
-	15, // 2: dsec.v1.InfoResponse.max_limits:type_name -> dsec.v1.Limits
+	17, // 1: dsec.v1.InfoResponse.default_limits:type_name -> dsec.v1.Limits
+	17, // 2: dsec.v1.InfoResponse.max_limits:type_name -> dsec.v1.Limits
 	4,  // 3: dsec.v1.CreateSandboxesRequest.items:type_name -> dsec.v1.CreateSandboxesItem
-	16, // 4: dsec.v1.CreateSandboxesItem.request:type_name -> dsec.v1.CreateRequest
-	17, // 5: dsec.v1.CreateSandboxesResponse.items:type_name -> dsec.v1.BatchCreateItem
-	18, // 6: dsec.v1.ResolveImageResponse.origin:type_name -> dsec.v1.LayerOrigin
-	19, // 7: dsec.v1.SweepLayersRequest.age:type_name -> google.protobuf.Duration
-	20, // 8: dsec.v1.SweepLayersResponse.layers:type_name -> dsec.v1.StoredLayer
+	18, // 4: dsec.v1.CreateSandboxesItem.request:type_name -> dsec.v1.CreateRequest
+	19, // 5: dsec.v1.CreateSandboxesResponse.items:type_name -> dsec.v1.BatchCreateItem
+	20, // 6: dsec.v1.ResolveImageResponse.origin:type_name -> dsec.v1.LayerOrigin
+	21, // 7: dsec.v1.SweepLayersRequest.age:type_name -> google.protobuf.Duration
+	22, // 8: dsec.v1.SweepLayersResponse.layers:type_name -> dsec.v1.StoredLayer
 	0,  // 9: dsec.v1.EdgeService.Info:input_type -> dsec.v1.InfoRequest
 	3,  // 10: dsec.v1.EdgeService.CreateSandboxes:input_type -> dsec.v1.CreateSandboxesRequest
 	6,  // 11: dsec.v1.EdgeService.FindRequest:input_type -> dsec.v1.FindRequestRequest
-	21, // 12: dsec.v1.EdgeService.GetSandbox:input_type -> dsec.v1.GetRequest
-	22, // 13: dsec.v1.EdgeService.ListSandboxes:input_type -> dsec.v1.ListRequest
-	23, // 14: dsec.v1.EdgeService.KillSandbox:input_type -> dsec.v1.KillRequest
-	24, // 15: dsec.v1.EdgeService.ExtendSandbox:input_type -> dsec.v1.ExtendRequest
-	25, // 16: dsec.v1.EdgeService.GetUsage:input_type -> dsec.v1.UsageRequest
-	26, // 17: dsec.v1.EdgeService.BuildLayer:input_type -> dsec.v1.ImportLayerRequest
-	27, // 18: dsec.v1.EdgeService.ResolveImage:input_type -> dsec.v1.PullLayerRequest
-	27, // 19: dsec.v1.EdgeService.PullLayer:input_type -> dsec.v1.PullLayerRequest
-	28, // 20: dsec.v1.EdgeService.ExportLayer:input_type -> dsec.v1.ExportLayerRequest
-	29, // 21: dsec.v1.EdgeService.PrefetchLayer:input_type -> dsec.v1.PrefetchLayerRequest
-	9,  // 22: dsec.v1.EdgeService.ClaimLayers:input_type -> dsec.v1.ClaimLayersRequest
-	11, // 23: dsec.v1.EdgeService.DropLayer:input_type -> dsec.v1.DropLayerRequest
-	13, // 24: dsec.v1.EdgeService.SweepLayers:input_type -> dsec.v1.SweepLayersRequest
-	1,  // 25: dsec.v1.EdgeService.Info:output_type -> dsec.v1.InfoResponse
-	5,  // 26: dsec.v1.EdgeService.CreateSandboxes:output_type -> dsec.v1.CreateSandboxesResponse
-	7,  // 27: dsec.v1.EdgeService.FindRequest:output_type -> dsec.v1.FindRequestResponse
-	30, // 28: dsec.v1.EdgeService.GetSandbox:output_type -> dsec.v1.GetResponse
-	31, // 29: dsec.v1.EdgeService.ListSandboxes:output_type -> dsec.v1.ListResponse
-	32, // 30: dsec.v1.EdgeService.KillSandbox:output_type -> dsec.v1.KillResponse
-	33, // 31: dsec.v1.EdgeService.ExtendSandbox:output_type -> dsec.v1.ExtendResponse
-	34, // 32: dsec.v1.EdgeService.GetUsage:output_type -> dsec.v1.UsageResponse
-	35, // 33: dsec.v1.EdgeService.BuildLayer:output_type -> dsec.v1.ImportLayerResponse
-	8,  // 34: dsec.v1.EdgeService.ResolveImage:output_type -> dsec.v1.ResolveImageResponse
-	36, // 35: dsec.v1.EdgeService.PullLayer:output_type -> dsec.v1.PullLayerResponse
-	37, // 36: dsec.v1.EdgeService.ExportLayer:output_type -> dsec.v1.ExportLayerResponse
-	38, // 37: dsec.v1.EdgeService.PrefetchLayer:output_type -> dsec.v1.PrefetchLayerResponse
-	10, // 38: dsec.v1.EdgeService.ClaimLayers:output_type -> dsec.v1.ClaimLayersResponse
-	12, // 39: dsec.v1.EdgeService.DropLayer:output_type -> dsec.v1.DropLayerResponse
-	14, // 40: dsec.v1.EdgeService.SweepLayers:output_type -> dsec.v1.SweepLayersResponse
-	25, // [25:41] is the sub-list for method output_type
-	9,  // [9:25] is the sub-list for method input_type
+	23, // 12: dsec.v1.EdgeService.GetSandbox:input_type -> dsec.v1.GetRequest
+	24, // 13: dsec.v1.EdgeService.ListSandboxes:input_type -> dsec.v1.ListRequest
+	25, // 14: dsec.v1.EdgeService.KillSandbox:input_type -> dsec.v1.KillRequest
+	26, // 15: dsec.v1.EdgeService.ExtendSandbox:input_type -> dsec.v1.ExtendRequest
+	27, // 16: dsec.v1.EdgeService.GetUsage:input_type -> dsec.v1.UsageRequest
+	28, // 17: dsec.v1.EdgeService.BuildLayer:input_type -> dsec.v1.ImportLayerRequest
+	29, // 18: dsec.v1.EdgeService.ResolveImage:input_type -> dsec.v1.PullLayerRequest
+	29, // 19: dsec.v1.EdgeService.PullLayer:input_type -> dsec.v1.PullLayerRequest
+	9,  // 20: dsec.v1.EdgeService.CheckLayers:input_type -> dsec.v1.CheckLayersRequest
+	30, // 21: dsec.v1.EdgeService.ExportLayer:input_type -> dsec.v1.ExportLayerRequest
+	31, // 22: dsec.v1.EdgeService.PrefetchLayer:input_type -> dsec.v1.PrefetchLayerRequest
+	11, // 23: dsec.v1.EdgeService.ClaimLayers:input_type -> dsec.v1.ClaimLayersRequest
+	13, // 24: dsec.v1.EdgeService.DropLayer:input_type -> dsec.v1.DropLayerRequest
+	15, // 25: dsec.v1.EdgeService.SweepLayers:input_type -> dsec.v1.SweepLayersRequest
+	1,  // 26: dsec.v1.EdgeService.Info:output_type -> dsec.v1.InfoResponse
+	5,  // 27: dsec.v1.EdgeService.CreateSandboxes:output_type -> dsec.v1.CreateSandboxesResponse
+	7,  // 28: dsec.v1.EdgeService.FindRequest:output_type -> dsec.v1.FindRequestResponse
+	32, // 29: dsec.v1.EdgeService.GetSandbox:output_type -> dsec.v1.GetResponse
+	33, // 30: dsec.v1.EdgeService.ListSandboxes:output_type -> dsec.v1.ListResponse
+	34, // 31: dsec.v1.EdgeService.KillSandbox:output_type -> dsec.v1.KillResponse
+	35, // 32: dsec.v1.EdgeService.ExtendSandbox:output_type -> dsec.v1.ExtendResponse
+	36, // 33: dsec.v1.EdgeService.GetUsage:output_type -> dsec.v1.UsageResponse
+	37, // 34: dsec.v1.EdgeService.BuildLayer:output_type -> dsec.v1.ImportLayerResponse
+	8,  // 35: dsec.v1.EdgeService.ResolveImage:output_type -> dsec.v1.ResolveImageResponse
+	38, // 36: dsec.v1.EdgeService.PullLayer:output_type -> dsec.v1.PullLayerResponse
+	10, // 37: dsec.v1.EdgeService.CheckLayers:output_type -> dsec.v1.CheckLayersResponse
+	39, // 38: dsec.v1.EdgeService.ExportLayer:output_type -> dsec.v1.ExportLayerResponse
+	40, // 39: dsec.v1.EdgeService.PrefetchLayer:output_type -> dsec.v1.PrefetchLayerResponse
+	12, // 40: dsec.v1.EdgeService.ClaimLayers:output_type -> dsec.v1.ClaimLayersResponse
+	14, // 41: dsec.v1.EdgeService.DropLayer:output_type -> dsec.v1.DropLayerResponse
+	16, // 42: dsec.v1.EdgeService.SweepLayers:output_type -> dsec.v1.SweepLayersResponse
+	26, // [26:43] is the sub-list for method output_type
+	9,  // [9:26] is the sub-list for method input_type
 	9,  // [9:9] is the sub-list for extension type_name
 	9,  // [9:9] is the sub-list for extension extendee
 	0,  // [0:9] is the sub-list for field type_name
@@ -978,7 +1087,7 @@ func file_dsec_v1_edge_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dsec_v1_edge_proto_rawDesc), len(file_dsec_v1_edge_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   15,
+			NumMessages:   17,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

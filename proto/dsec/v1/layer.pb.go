@@ -614,9 +614,12 @@ type PullLayerRequest struct {
 	// For the host of the reference; where unset, the node's own.
 	Credentials *RegistryCredentials `protobuf:"bytes,4,opt,name=credentials,proto3" json:"credentials,omitempty"`
 	// As of ImportLayerOpen.
-	Kind          string `protobuf:"bytes,5,opt,name=kind,proto3" json:"kind,omitempty"`
-	At            string `protobuf:"bytes,6,opt,name=at,proto3" json:"at,omitempty"`
-	Strict        bool   `protobuf:"varint,7,opt,name=strict,proto3" json:"strict,omitempty"`
+	Kind   string `protobuf:"bytes,5,opt,name=kind,proto3" json:"kind,omitempty"`
+	At     string `protobuf:"bytes,6,opt,name=at,proto3" json:"at,omitempty"`
+	Strict bool   `protobuf:"varint,7,opt,name=strict,proto3" json:"strict,omitempty"`
+	// Of an image that the project has already: read all that the store has of its layer,
+	// and import it again where anything differs. Else its data are not read.
+	Verify        bool `protobuf:"varint,8,opt,name=verify,proto3" json:"verify,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -696,6 +699,13 @@ func (x *PullLayerRequest) GetAt() string {
 func (x *PullLayerRequest) GetStrict() bool {
 	if x != nil {
 		return x.Strict
+	}
+	return false
+}
+
+func (x *PullLayerRequest) GetVerify() bool {
+	if x != nil {
+		return x.Verify
 	}
 	return false
 }
@@ -1591,7 +1601,7 @@ const file_dsec_v1_layer_proto_rawDesc = "" +
 	"\x06origin\x18\x06 \x01(\v2\x14.dsec.v1.LayerOriginR\x06origin\"W\n" +
 	"\x13ImportLayerResponse\x12$\n" +
 	"\x05layer\x18\x01 \x01(\v2\x0e.dsec.v1.LayerR\x05layer\x12\x1a\n" +
-	"\bfindings\x18\x02 \x03(\tR\bfindings\"\xd0\x01\n" +
+	"\bfindings\x18\x02 \x03(\tR\bfindings\"\xe8\x01\n" +
 	"\x10PullLayerRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
 	"\x03ref\x18\x02 \x01(\tR\x03ref\x12\x1a\n" +
@@ -1599,7 +1609,8 @@ const file_dsec_v1_layer_proto_rawDesc = "" +
 	"\vcredentials\x18\x04 \x01(\v2\x1c.dsec.v1.RegistryCredentialsR\vcredentials\x12\x12\n" +
 	"\x04kind\x18\x05 \x01(\tR\x04kind\x12\x0e\n" +
 	"\x02at\x18\x06 \x01(\tR\x02at\x12\x16\n" +
-	"\x06strict\x18\a \x01(\bR\x06strict\"m\n" +
+	"\x06strict\x18\a \x01(\bR\x06strict\x12\x16\n" +
+	"\x06verify\x18\b \x01(\bR\x06verify\"m\n" +
 	"\x13RegistryCredentials\x12\x1a\n" +
 	"\busername\x18\x01 \x01(\tR\busername\x12\x1f\n" +
 	"\bpassword\x18\x02 \x01(\tB\x03\x80\x01\x01R\bpassword\x12\x19\n" +

@@ -12,7 +12,7 @@ from libdsec import _checkout, _tar
 from libdsec import _convert as c
 from libdsec import _methods as m
 from libdsec._bridge import produce
-from libdsec._errors import UnavailableError
+from libdsec._errors import ConflictError, UnavailableError
 from libdsec._proto.dsec.v1 import layer_pb2
 from libdsec._rpc import Rpc
 from libdsec._source import Source, chunks
@@ -58,7 +58,7 @@ class LayerCalls:
             strict=strict,
         )
         left_out: list[str] = []
-        return await self._import(target, _archive(archive, left_out), "archive", left_out)
+        return await self._import(target, _archive(archive, left_out, at), "archive", left_out)
 
     async def import_git(
         self,
@@ -107,7 +107,7 @@ class LayerCalls:
                 origin=layer_pb2.LayerOrigin(type="git", location=tree.source, revision=tree.commit),
             )
             left_out: list[str] = []
-            data = _tree(tree.dir, left_out, as_root=True)
+            data = _tree(tree.dir, left_out, at, as_root=True)
             return await self._import(target, data, "repository", left_out)
 
     async def _import(
@@ -132,11 +132,12 @@ class LayerCalls:
         kind: str = "",
         at: str = "",
         strict: bool = False,
+        verify: bool = False,
         progress: Callable[[int, int], None] | None = None,
     ) -> ImportedLayer:
         """Have the server import an image from an OCI registry, and name it.
 
-        An image that the project has already is not fetched again.
+        An image that the project has already is not fetched again, unless its layer is damaged.
 
         Args:
             ref: `[host[:port]/]repository[:tag][@digest]`.
@@ -148,6 +149,8 @@ class LayerCalls:
             kind: As of `import_layer`.
             at: As of `import_layer`.
             strict: As of `import_layer`.
+            verify: Read all that the store has of an image that the project has already,
+                and import it again where anything differs; else data are not read.
             progress: Is called now and then with how many of the image's bytes came, of
                 how many.
         """
@@ -158,6 +161,7 @@ class LayerCalls:
             kind=c.text(kind, "kind"),
             at=c.text(at, "at"),
             strict=strict,
+            verify=verify,
         )
         if username or password:
             request.credentials.username = c.text(username, "username")
@@ -192,18 +196,27 @@ class LayerCalls:
         finally:
             stream.close()
 
-    async def export_layers(self, layers: Sequence[str], path: os.PathLike[str] | str) -> str:
+    async def export_layers(
+        self, layers: Sequence[str], path: os.PathLike[str] | str, *, replace: bool = False
+    ) -> str:
         """Write layers as an image, the tar of an OCI layout, and return its manifest's digest.
 
         The same layers give the same bytes.
 
         Args:
             layers: `name:tag` or digest, lowest first.
-            path: The file to write; one that is there is replaced once all has come.
+            path: The file to write; it is there once all has come.
+            replace: Replace one that is there.
+
+        Raises:
+            ConflictError: There is a file of that name, and `replace` is not set.
         """
         request = layer_pb2.ExportLayerRequest(layers=c.names(layers, "layers"))
+        out = os.fspath(path)
+        if not replace and await asyncio.to_thread(os.path.lexists, out):
+            raise ConflictError(f"{out} is there already; replace=True replaces it", field="path")
+        part = f"{out}.{uuid.uuid4().hex}.part"
         stream = await self._rpc.server_stream(m.EXPORT_LAYER, request)
-        part = f"{os.fspath(path)}.{uuid.uuid4().hex}.part"
         try:
             digest, size = "", 0
             with await asyncio.to_thread(open, part, "xb") as f:
@@ -213,11 +226,15 @@ class LayerCalls:
                     size -= await asyncio.to_thread(f.write, message.data)
             if not digest or size != 0:
                 raise UnavailableError("the server's answer broke off")
-            await asyncio.to_thread(os.replace, part, path)
+            await asyncio.to_thread(os.replace, part, out)
             return digest
+        except OSError as e:
+            if e.errno is not None:
+                e.filename, e.filename2 = out, None  # and not the file that was to become it
+            raise
         finally:
             stream.close()
-            with suppress(FileNotFoundError):
+            with suppress(OSError):
                 os.unlink(part)
 
     async def list_layers(self) -> list[Layer]:
@@ -250,12 +267,14 @@ class LayerCalls:
         await self._rpc.unary(m.REMOVE_LAYER, layer_pb2.RemoveLayerRequest(name=c.text(name, "name")))
 
 
-async def _archive(archive: os.PathLike[str] | Source, left_out: list[str]) -> AsyncGenerator[bytes, None]:
+async def _archive(
+    archive: os.PathLike[str] | Source, left_out: list[str], at: str
+) -> AsyncGenerator[bytes, None]:
     if not isinstance(archive, (str, os.PathLike)):
         async for piece in chunks(archive, "archive"):
             yield piece
     elif _tar.is_dir(archive):
-        async with aclosing(_tree(archive, left_out)) as tar:
+        async with aclosing(_tree(archive, left_out, at)) as tar:
             async for piece in tar:
                 yield piece
     else:
@@ -265,10 +284,10 @@ async def _archive(archive: os.PathLike[str] | Source, left_out: list[str]) -> A
 
 
 async def _tree(
-    root: c.StrPath, left_out: list[str], *, as_root: bool = False
+    root: c.StrPath, left_out: list[str], at: str, *, as_root: bool = False
 ) -> AsyncGenerator[bytes, None]:
     def pack(put: Callable[[bytes], None]) -> None:
-        left_out.extend(_tar.pack(root, put, top=True, as_root=as_root))
+        left_out.extend(_tar.pack(root, put, top=True, as_root=as_root, at=at))
 
     async with aclosing(produce(pack)) as tar:
         async for piece in tar:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import posixpath
 import stat
 import tarfile
 from collections.abc import Callable, Iterator
@@ -63,7 +64,7 @@ class Reader:
 
 
 def pack(
-    root: StrPath, put: Callable[[bytes], None], *, top: bool = False, as_root: bool = False
+    root: StrPath, put: Callable[[bytes], None], *, top: bool = False, as_root: bool = False, at: str = ""
 ) -> list[str]:
     """Write what is below the directory root as a tar stream, names relative to root, in their order.
 
@@ -73,7 +74,7 @@ def pack(
     and owner. With as_root, all is root's.
 
     Returns:
-        Remarks on what was left out.
+        Remarks on what was left out, for a layer whose root becomes the directory at of a sandbox.
     """
     sink: Any = Writer(put)  # has all that stream mode uses
     left = {what: _Left() for what in (_SOCKETS, _ATTRIBUTES)}
@@ -100,7 +101,11 @@ def pack(
                     _put_attributes(info, path, name, left[_ATTRIBUTES])
                 tar.addfile(info)
             vars(tar)["members"].clear()  # else it grows with every entry
-    return [f"{what}: {t.n}, the first at {_quoted(t.first)}" for what, t in left.items() if t.n]
+    return [
+        f"{what}: {t.n}, the first at {_quoted(posixpath.normpath(posixpath.join('/', at, t.first)))}"
+        for what, t in left.items()
+        if t.n
+    ]
 
 
 # As the server tells of what it leaves out of an archive.
@@ -159,7 +164,15 @@ def _pack_file(
         info = _info(path, name, status, as_root, first)
         if info.isreg():
             _put_attributes(info, path, name, left)
-            tar.addfile(info, f)
+            broken: OSError | None = None
+            try:
+                tar.addfile(info, f)
+            except OSError as e:  # also where the file has become too short
+                broken = e
+            if os.fstat(f.fileno()).st_size != info.size:  # of one that grew no more was read
+                raise OSError(errno.ESTALE, "changed while it was read", path) from broken
+            if broken is not None:
+                raise broken
         else:
             tar.addfile(info)
 

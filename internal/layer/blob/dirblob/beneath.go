@@ -65,6 +65,40 @@ func makeParent(root *os.File, key string) (parent *os.File, name string, err er
 	return parent, name, err
 }
 
+// parentTries is how often the directory of a blob is made anew that went before the
+// blob was in it, with the last of the blobs that were.
+const parentTries = 100
+
+// inParent calls f with the directory that a key is in, which is made where it is
+// missing, and its name there; again where f does not find a file. What f says then may
+// as well be about another one.
+func inParent(root *os.File, key string, f func(parent *os.File, name string) error) (err error) {
+	for range parentTries {
+		var parent *os.File
+		var name string
+		if parent, name, err = makeParent(root, key); err == nil {
+			err = errors.Join(f(parent, name), parent.Close())
+		}
+		if !errors.Is(err, unix.ENOENT) {
+			return err
+		}
+	}
+	return err
+}
+
+// removeEmpty removes a directory below root, and those above it, as far as they are
+// empty. What fails is left to the sweep.
+func removeEmpty(root *os.File, dir string) {
+	for err := error(nil); err == nil && dir != "."; dir = path.Dir(dir) {
+		var parent *os.File
+		var name string
+		if parent, name, err = openParent(root, dir); err == nil {
+			err = retry(func() error { return unix.Unlinkat(int(parent.Fd()), name, unix.AT_REMOVEDIR) })
+			_ = parent.Close()
+		}
+	}
+}
+
 // mkdir makes a directory durably. That it is there already is no error.
 func mkdir(parent *os.File, name string) error {
 	err := retry(func() error { return unix.Mkdirat(int(parent.Fd()), name, dirMode) })

@@ -82,9 +82,7 @@ func Open(dir string) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	switch err := s.Sweep(ctx); {
-	case err == nil, dsec.CodeOf(err) == dsec.CodeUnsupported, dsec.CodeOf(err) == dsec.CodeExhausted:
-	default:
+	if err := s.sweepTemps(ctx); err != nil && !noRoom(err) {
 		return nil, errors.Join(err, s.Close())
 	}
 	return s, nil
@@ -287,7 +285,8 @@ func (s *Store) Delete(ctx context.Context, key string) error {
 }
 
 // remove is durable, so that of two blobs the one that was deleted first is not
-// there again, after a loss of power, without the other.
+// there again, after a loss of power, without the other. Its directory goes with the
+// last blob in it.
 func remove(root *os.File, key string) error {
 	parent, name, err := openParent(root, key)
 	if err != nil {
@@ -301,5 +300,9 @@ func remove(root *os.File, key string) error {
 	if err != nil && !errors.Is(err, unix.ENOENT) {
 		return err
 	}
-	return syncDir(parent) // also where another one's Delete has not come to this
+	if err := syncDir(parent); err != nil { // also where another one's Delete has not come to this
+		return err
+	}
+	removeEmpty(root, path.Dir(key))
+	return nil
 }

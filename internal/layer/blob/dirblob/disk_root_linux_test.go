@@ -60,6 +60,9 @@ func TestFullDisk(t *testing.T) {
 				t.Fatal(err)
 			}
 			testutil.Fill(t, dir)
+			if err := s.Sweep(t.Context()); err != nil {
+				t.Errorf("sweep: %v", err)
+			}
 			blobtest.WantCode(t, "put", s.Put(t.Context(), "new/key", bytes.NewReader(b), int64(len(b))), dsec.CodeExhausted, "")
 			blobtest.WantNone(t, s, "new/key")
 			wantNoTemps(t, dir)

@@ -186,15 +186,18 @@ func (s *Store) finish(ctx context.Context, t *temp, size int64) error {
 func (s *Store) publish(ctx context.Context, t *temp, key string, size int64) error {
 	_, err := call(ctx, &s.calls, s.calls.timeout, func() (struct{}, error) {
 		err := s.withDir(func(root *os.File) error {
-			parent, name, err := makeParent(root, key)
-			if err != nil {
-				return err
+			moved := false
+			err := inParent(root, key, func(parent *os.File, name string) error {
+				if err := s.move(root, t.name, parent, name); err != nil {
+					return err
+				}
+				moved = true
+				return syncDir(parent)
+			})
+			if err != nil && !moved {
+				err = movedAnyway(root, t, key, size, err)
 			}
-			defer parent.Close()
-			if err := s.move(root, t.name, parent, name); err != nil {
-				return movedAnyway(root, t, key, size, err)
-			}
-			return syncDir(parent)
+			return err
 		})
 		return struct{}{}, storeError(writing, err)
 	}, nil)
@@ -310,16 +313,20 @@ func (s *Store) Link(ctx context.Context, key string, f *os.File) error {
 
 // link gives f its key. It is false where that needs a copy.
 func link(root *os.File, key string, f *os.File, size int64) (bool, error) {
-	parent, name, err := makeParent(root, key)
-	if err != nil {
-		return false, err
-	}
-	defer parent.Close()
-	from := fmt.Sprintf("/proc/self/fd/%d", f.Fd())
-	err = retry(func() error {
-		return unix.Linkat(unix.AT_FDCWD, from, int(parent.Fd()), name, unix.AT_SYMLINK_FOLLOW)
+	from, linked := fmt.Sprintf("/proc/self/fd/%d", f.Fd()), false
+	err := inParent(root, key, func(parent *os.File, name string) error {
+		err := retry(func() error {
+			return unix.Linkat(unix.AT_FDCWD, from, int(parent.Fd()), name, unix.AT_SYMLINK_FOLLOW)
+		})
+		if err != nil {
+			return err
+		}
+		linked = true
+		return syncDir(parent)
 	})
 	switch {
+	case linked:
+		return true, err
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.EXDEV), errors.Is(err, unix.EPERM), cannot(err):
 		return false, nil
 	case errors.Is(err, unix.EEXIST):
@@ -328,8 +335,6 @@ func link(root *os.File, key string, f *os.File, size int64) (bool, error) {
 			err = unix.EISDIR
 		}
 		return err == nil, err
-	case err != nil:
-		return false, err
 	}
-	return true, syncDir(parent)
+	return false, err
 }

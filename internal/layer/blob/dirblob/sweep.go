@@ -15,6 +15,7 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/hostos"
+	"github.com/opendsec/dsec/internal/layer/blob"
 )
 
 // staleAfter is the age at which another host's unfinished file has no writer any
@@ -78,10 +79,70 @@ func (s *Store) isDead(name string) (dead, known bool) {
 	return began != parts[3], true
 }
 
-// Sweep removes the unfinished files of writers that are gone: at once of this
-// host's processes, of others' once nothing was written to them for a day by the
-// file system's own clock. Open calls it; a node that runs for long does too.
+// Sweep removes what a writer or a Delete that did not get to its end has left:
+// unfinished files, which Open does too, and empty directories.
 func (s *Store) Sweep(ctx context.Context) error {
+	if err := s.sweepTemps(ctx); err != nil {
+		return err
+	}
+	now, err := s.now(ctx)
+	switch {
+	case noRoom(err):
+		return nil // another sweep will
+	case err != nil:
+		return err
+	}
+	return s.sweepDirs(ctx, ".", now.Add(-staleAfter))
+}
+
+// noRoom reports whether nothing can be written here now.
+func noRoom(err error) bool {
+	return err != nil && (dsec.CodeOf(err) == dsec.CodeUnsupported || dsec.CodeOf(err) == dsec.CodeExhausted)
+}
+
+// sweepDirs removes the directories below dir in which no blob is, and none was since
+// before: no Put is about to use them.
+func (s *Store) sweepDirs(ctx context.Context, dir string, before time.Time) error {
+	below, err := call(ctx, &s.calls, s.calls.timeout, func() (below []string, err error) {
+		err = s.withDir(func(root *os.File) error {
+			d, err := openBeneath(root, dir, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+			if err != nil {
+				return err
+			}
+			defer d.Close()
+			entries, err := d.ReadDir(-1)
+			below = nil
+			for _, e := range entries {
+				if e.IsDir() && blob.ValidPart(e.Name()) {
+					below = append(below, path.Join(dir, e.Name()))
+				}
+			}
+			if err != nil || len(entries) > 0 {
+				return err
+			}
+			fi, err := d.Stat()
+			if err == nil && fi.ModTime().Before(before) {
+				removeEmpty(root, dir)
+			}
+			return err
+		})
+		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) {
+			return nil, nil
+		}
+		return below, storeError(reading, err)
+	}, nil)
+	for _, d := range below {
+		if err == nil {
+			err = s.sweepDirs(ctx, d, before)
+		}
+	}
+	return err
+}
+
+// sweepTemps removes the unfinished files of writers that are gone: at once of this
+// host's processes, of others' once nothing was written to them for a day by the
+// file system's own clock.
+func (s *Store) sweepTemps(ctx context.Context) error {
 	names, err := s.tempNames(ctx)
 	if err != nil {
 		return err

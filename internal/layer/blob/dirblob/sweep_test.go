@@ -3,6 +3,7 @@ package dirblob
 import (
 	"context"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -10,6 +11,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/opendsec/dsec/internal/layer/blob/blobtest"
 )
@@ -145,4 +148,111 @@ func FuzzSweep(f *testing.F) {
 			t.Errorf("%q is dead %t, known %t", name, dead, known)
 		}
 	})
+}
+
+// dirs are the directories below a store's own, without that of unfinished files.
+func dirs(t testing.TB, root string) (found []string) {
+	t.Helper()
+	err := filepath.WalkDir(root, func(p string, d fs.DirEntry, err error) error {
+		if err == nil && d.IsDir() && p != root && d.Name() != tempDir {
+			rel, rerr := filepath.Rel(root, p)
+			found, err = append(found, rel), rerr
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return found
+}
+
+// A directory goes with the last blob in it, and those above it that then have none;
+// what a crash left of them is swept.
+func TestEmptyDirectoriesGo(t *testing.T) {
+	dir := t.TempDir()
+	s := mustOpen(t, dir)
+	want := func(after string, want ...string) {
+		t.Helper()
+		if got := dirs(t, dir); !slices.Equal(got, want) {
+			t.Errorf("after %s there are the directories %q, want %q", after, got, want)
+		}
+	}
+	for _, key := range []string{"a/b/one", "a/b/two", "a/c/three"} {
+		blobtest.MustPut(t, s, key, []byte(key))
+	}
+	for _, step := range []struct {
+		key  string
+		left []string
+	}{
+		{"a/b/one", []string{"a", "a/b", "a/c"}}, {"a/b/none", []string{"a", "a/b", "a/c"}}, {"a/b/two", []string{"a", "a/c"}},
+		{"a/b/two", []string{"a", "a/c"}}, {"a/c/three", nil},
+	} {
+		if err := s.Delete(t.Context(), step.key); err != nil {
+			t.Fatal(err)
+		}
+		want("the delete of "+step.key, step.left...)
+	}
+	blobtest.MustPut(t, s, "a/b/one", nil)
+	old := time.Now().Add(-2 * staleAfter)
+	for _, left := range []string{"a/d/e", "a/f", "g", "not a key/h", "new"} {
+		err := os.MkdirAll(filepath.Join(dir, left), 0o700)
+		if err == nil && left != "new" { // which is of a put under way
+			err = os.Chtimes(filepath.Join(dir, left), old, old)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.Sweep(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	want("the sweep", "a", "a/b", "new", "not a key", "not a key/h")
+	blobtest.WantBlob(t, s, "a/b/one", nil)
+}
+
+// Blobs are put where the last of their directory is deleted, by this host or another.
+func TestPutsWhileDirectoriesGo(t *testing.T) {
+	dir := t.TempDir()
+	hosts := []*Store{mustOpen(t, dir), mustOpen(t, dir)}
+	var g errgroup.Group
+	for i := range 4 {
+		s, put := hosts[i%2], putLinked
+		if i < 2 {
+			put = func(s *Store, key string) error {
+				return s.Put(context.Background(), key, strings.NewReader(key), int64(len(key)))
+			}
+		}
+		g.Go(func() error {
+			for n := range 300 {
+				key := fmt.Sprintf("a/b/%d-%d", i, n)
+				err := put(s, key)
+				if err == nil {
+					err = s.Delete(context.Background(), key)
+				}
+				if err != nil {
+					return fmt.Errorf("%s: %w", key, err)
+				}
+			}
+			return nil
+		})
+	}
+	if err := g.Wait(); err != nil {
+		t.Error(err)
+	}
+	if left := dirs(t, dir); len(left) > 0 {
+		t.Errorf("left are %q", left)
+	}
+}
+
+// putLinked is a Put of a file that the store takes over.
+func putLinked(s *Store, key string) error {
+	f, err := s.Temp()
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if _, err := f.WriteString(key); err != nil {
+		return err
+	}
+	return s.Link(context.Background(), key, f)
 }

@@ -59,6 +59,8 @@ const (
 	EdgeServiceResolveImageProcedure = "/dsec.v1.EdgeService/ResolveImage"
 	// EdgeServicePullLayerProcedure is the fully-qualified name of the EdgeService's PullLayer RPC.
 	EdgeServicePullLayerProcedure = "/dsec.v1.EdgeService/PullLayer"
+	// EdgeServiceCheckLayersProcedure is the fully-qualified name of the EdgeService's CheckLayers RPC.
+	EdgeServiceCheckLayersProcedure = "/dsec.v1.EdgeService/CheckLayers"
 	// EdgeServiceExportLayerProcedure is the fully-qualified name of the EdgeService's ExportLayer RPC.
 	EdgeServiceExportLayerProcedure = "/dsec.v1.EdgeService/ExportLayer"
 	// EdgeServicePrefetchLayerProcedure is the fully-qualified name of the EdgeService's PrefetchLayer
@@ -92,6 +94,8 @@ type EdgeServiceClient interface {
 	ResolveImage(context.Context, *connect.Request[v1.PullLayerRequest]) (*connect.Response[v1.ResolveImageResponse], error)
 	// PullLayer makes a layer of an image of a registry.
 	PullLayer(context.Context, *connect.Request[v1.PullLayerRequest]) (*connect.ServerStreamForClient[v1.PullLayerResponse], error)
+	// CheckLayers tells whether the store has all of some layers as they should be.
+	CheckLayers(context.Context, *connect.Request[v1.CheckLayersRequest]) (*connect.Response[v1.CheckLayersResponse], error)
 	// ExportLayer gives layers, by their digests, as the tar stream of an OCI layout.
 	ExportLayer(context.Context, *connect.Request[v1.ExportLayerRequest]) (*connect.ServerStreamForClient[v1.ExportLayerResponse], error)
 	// PrefetchLayer brings a layer, by its digest, to the node.
@@ -195,6 +199,13 @@ func NewEdgeServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
+		checkLayers: connect.NewClient[v1.CheckLayersRequest, v1.CheckLayersResponse](
+			httpClient,
+			baseURL+EdgeServiceCheckLayersProcedure,
+			connect.WithSchema(edgeServiceMethods.ByName("CheckLayers")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
+			connect.WithClientOptions(opts...),
+		),
 		exportLayer: connect.NewClient[v1.ExportLayerRequest, v1.ExportLayerResponse](
 			httpClient,
 			baseURL+EdgeServiceExportLayerProcedure,
@@ -246,6 +257,7 @@ type edgeServiceClient struct {
 	buildLayer      *connect.Client[v1.ImportLayerRequest, v1.ImportLayerResponse]
 	resolveImage    *connect.Client[v1.PullLayerRequest, v1.ResolveImageResponse]
 	pullLayer       *connect.Client[v1.PullLayerRequest, v1.PullLayerResponse]
+	checkLayers     *connect.Client[v1.CheckLayersRequest, v1.CheckLayersResponse]
 	exportLayer     *connect.Client[v1.ExportLayerRequest, v1.ExportLayerResponse]
 	prefetchLayer   *connect.Client[v1.PrefetchLayerRequest, v1.PrefetchLayerResponse]
 	claimLayers     *connect.Client[v1.ClaimLayersRequest, v1.ClaimLayersResponse]
@@ -308,6 +320,11 @@ func (c *edgeServiceClient) PullLayer(ctx context.Context, req *connect.Request[
 	return c.pullLayer.CallServerStream(ctx, req)
 }
 
+// CheckLayers calls dsec.v1.EdgeService.CheckLayers.
+func (c *edgeServiceClient) CheckLayers(ctx context.Context, req *connect.Request[v1.CheckLayersRequest]) (*connect.Response[v1.CheckLayersResponse], error) {
+	return c.checkLayers.CallUnary(ctx, req)
+}
+
 // ExportLayer calls dsec.v1.EdgeService.ExportLayer.
 func (c *edgeServiceClient) ExportLayer(ctx context.Context, req *connect.Request[v1.ExportLayerRequest]) (*connect.ServerStreamForClient[v1.ExportLayerResponse], error) {
 	return c.exportLayer.CallServerStream(ctx, req)
@@ -353,6 +370,8 @@ type EdgeServiceHandler interface {
 	ResolveImage(context.Context, *connect.Request[v1.PullLayerRequest]) (*connect.Response[v1.ResolveImageResponse], error)
 	// PullLayer makes a layer of an image of a registry.
 	PullLayer(context.Context, *connect.Request[v1.PullLayerRequest], *connect.ServerStream[v1.PullLayerResponse]) error
+	// CheckLayers tells whether the store has all of some layers as they should be.
+	CheckLayers(context.Context, *connect.Request[v1.CheckLayersRequest]) (*connect.Response[v1.CheckLayersResponse], error)
 	// ExportLayer gives layers, by their digests, as the tar stream of an OCI layout.
 	ExportLayer(context.Context, *connect.Request[v1.ExportLayerRequest], *connect.ServerStream[v1.ExportLayerResponse]) error
 	// PrefetchLayer brings a layer, by its digest, to the node.
@@ -452,6 +471,13 @@ func NewEdgeServiceHandler(svc EdgeServiceHandler, opts ...connect.HandlerOption
 		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
+	edgeServiceCheckLayersHandler := connect.NewUnaryHandler(
+		EdgeServiceCheckLayersProcedure,
+		svc.CheckLayers,
+		connect.WithSchema(edgeServiceMethods.ByName("CheckLayers")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
+		connect.WithHandlerOptions(opts...),
+	)
 	edgeServiceExportLayerHandler := connect.NewServerStreamHandler(
 		EdgeServiceExportLayerProcedure,
 		svc.ExportLayer,
@@ -511,6 +537,8 @@ func NewEdgeServiceHandler(svc EdgeServiceHandler, opts ...connect.HandlerOption
 			edgeServiceResolveImageHandler.ServeHTTP(w, r)
 		case EdgeServicePullLayerProcedure:
 			edgeServicePullLayerHandler.ServeHTTP(w, r)
+		case EdgeServiceCheckLayersProcedure:
+			edgeServiceCheckLayersHandler.ServeHTTP(w, r)
 		case EdgeServiceExportLayerProcedure:
 			edgeServiceExportLayerHandler.ServeHTTP(w, r)
 		case EdgeServicePrefetchLayerProcedure:
@@ -572,6 +600,10 @@ func (UnimplementedEdgeServiceHandler) ResolveImage(context.Context, *connect.Re
 
 func (UnimplementedEdgeServiceHandler) PullLayer(context.Context, *connect.Request[v1.PullLayerRequest], *connect.ServerStream[v1.PullLayerResponse]) error {
 	return connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.EdgeService.PullLayer is not implemented"))
+}
+
+func (UnimplementedEdgeServiceHandler) CheckLayers(context.Context, *connect.Request[v1.CheckLayersRequest]) (*connect.Response[v1.CheckLayersResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.EdgeService.CheckLayers is not implemented"))
 }
 
 func (UnimplementedEdgeServiceHandler) ExportLayer(context.Context, *connect.Request[v1.ExportLayerRequest], *connect.ServerStream[v1.ExportLayerResponse]) error {

@@ -104,7 +104,7 @@ class ImportLayerResponse(_message.Message):
     def __init__(self, layer: _Optional[_Union[Layer, _Mapping]] = ..., findings: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PullLayerRequest(_message.Message):
-    __slots__ = ("name", "ref", "platform", "credentials", "kind", "at", "strict")
+    __slots__ = ("name", "ref", "platform", "credentials", "kind", "at", "strict", "verify")
     NAME_FIELD_NUMBER: _ClassVar[int]
     REF_FIELD_NUMBER: _ClassVar[int]
     PLATFORM_FIELD_NUMBER: _ClassVar[int]
@@ -112,6 +112,7 @@ class PullLayerRequest(_message.Message):
     KIND_FIELD_NUMBER: _ClassVar[int]
     AT_FIELD_NUMBER: _ClassVar[int]
     STRICT_FIELD_NUMBER: _ClassVar[int]
+    VERIFY_FIELD_NUMBER: _ClassVar[int]
     name: str
     ref: str
     platform: str
@@ -119,7 +120,8 @@ class PullLayerRequest(_message.Message):
     kind: str
     at: str
     strict: bool
-    def __init__(self, name: _Optional[str] = ..., ref: _Optional[str] = ..., platform: _Optional[str] = ..., credentials: _Optional[_Union[RegistryCredentials, _Mapping]] = ..., kind: _Optional[str] = ..., at: _Optional[str] = ..., strict: bool = ...) -> None: ...
+    verify: bool
+    def __init__(self, name: _Optional[str] = ..., ref: _Optional[str] = ..., platform: _Optional[str] = ..., credentials: _Optional[_Union[RegistryCredentials, _Mapping]] = ..., kind: _Optional[str] = ..., at: _Optional[str] = ..., strict: bool = ..., verify: bool = ...) -> None: ...
 
 class RegistryCredentials(_message.Message):
     __slots__ = ("username", "password", "token")
