@@ -31,6 +31,9 @@ const (
 // advise gives advice about those mappings of a process of which moved tells how many
 // bytes are concerned. Where the process has ended there is none to be given.
 func advise(ctx context.Context, pid, pidfd, advice int, moved func(mapping) int64) error {
+	if ctx.Err() != nil { // an agent's processes may have many mappings
+		return context.Cause(ctx)
+	}
 	mappings, err := readMappings(pid)
 	if err != nil {
 		return nil // it has ended

@@ -71,7 +71,7 @@ func swapDevice(t testing.TB, size int64) (string, error) {
 
 // swapFile makes a file for swap: all its blocks are there.
 func swapFile(t testing.TB, size int64) (string, error) {
-	f, err := os.CreateTemp("/var/tmp", Name(t)) //nolint:usetesting // a tmpfs holds no swap
+	f, err := os.CreateTemp("/var/tmp", Name(t)) // a tmpfs holds no swap
 	if err != nil {
 		return "", err
 	}
