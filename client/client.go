@@ -71,13 +71,14 @@ type Client struct {
 	lists    singleflight.Group                    // of processes, by sandbox
 	idle     []interface{ CloseIdleConnections() } // none where the caller brought a transport
 
-	sandbox dsecv1connect.SandboxServiceClient
-	process dsecv1connect.ProcessServiceClient
-	session dsecv1connect.SessionServiceClient
-	file    dsecv1connect.FileServiceClient
-	layer   dsecv1connect.LayerServiceClient
-	job     dsecv1connect.JobServiceClient
-	admin   dsecv1connect.AdminServiceClient
+	sandbox    dsecv1connect.SandboxServiceClient
+	process    dsecv1connect.ProcessServiceClient
+	session    dsecv1connect.SessionServiceClient
+	file       dsecv1connect.FileServiceClient
+	layer      dsecv1connect.LayerServiceClient
+	job        dsecv1connect.JobServiceClient
+	trajectory dsecv1connect.TrajectoryServiceClient
+	admin      dsecv1connect.AdminServiceClient
 }
 
 // New makes a client. It makes no call, and its errors are invalid (a URL that
@@ -109,6 +110,7 @@ func New(o Options) (*Client, error) {
 	c.process = dsecv1connect.NewProcessServiceClient(calls, c.url, opts)
 	c.file = dsecv1connect.NewFileServiceClient(calls, c.url, opts)
 	c.layer = dsecv1connect.NewLayerServiceClient(calls, c.url, opts)
+	c.trajectory = dsecv1connect.NewTrajectoryServiceClient(calls, c.url, opts)
 	c.job = dsecv1connect.NewJobServiceClient(calls, c.url, opts)
 	c.admin = dsecv1connect.NewAdminServiceClient(calls, c.url, opts)
 	c.session = dsecv1connect.NewSessionServiceClient(streams, c.url, opts)
