@@ -45,6 +45,10 @@ var rows = map[string]row{
 	dsecv1connect.SandboxServicePauseProcedure:       {body: `{"sandboxId":"%s"}`, field: "sandbox_id"},
 	dsecv1connect.SandboxServiceResumeProcedure:      {body: `{"sandboxId":"%s"}`, field: "sandbox_id"},
 
+	dsecv1connect.TrajectoryServiceListProcedure:       {body: `{"sandboxId":"%s"}`, field: "sandbox_id"},
+	dsecv1connect.TrajectoryServiceFollowProcedure:     {body: `{"sandboxId":"%s"}`, field: "sandbox_id"},
+	dsecv1connect.TrajectoryServiceReadOutputProcedure: {body: `{"sandboxId":"%s","seq":"1"}`, field: "sandbox_id"},
+
 	dsecv1connect.JobServiceCreateJobProcedure: {body: `{"name":"j"}`},
 	dsecv1connect.JobServiceGetJobProcedure:    {body: `{"name":"JOB"}`},
 	dsecv1connect.JobServiceListJobsProcedure:  {body: `{}`},
@@ -108,6 +112,7 @@ var mayFail = map[string]dsec.Code{
 	dsecv1connect.LayerServicePrefetchLayerProcedure:      dsec.CodeNotFound,
 	dsecv1connect.AdminServiceRevokeKeyProcedure:          dsec.CodeNotFound,
 	dsecv1connect.SessionServiceInterruptCommandProcedure: dsec.CodeConflict, // it runs none
+	dsecv1connect.TrajectoryServiceReadOutputProcedure:    dsec.CodeNotFound, // its first entry has none
 }
 
 // badIDs is S81.
@@ -215,6 +220,9 @@ func (g *guard) sandbox(c *client.Client) (id, session string) {
 	check(t, sb.WriteFile(ctx, "/r", nil, 0))
 	n, err := sb.OpenSession(ctx, client.SessionOptions{})
 	check(t, err)
+	if g.route.Procedure == dsecv1connect.TrajectoryServiceFollowProcedure {
+		check(t, sb.Kill(ctx)) // which ends the stream
+	}
 	return string(sb.ID()), n.ID()
 }
 
