@@ -20,6 +20,8 @@ import (
 	"github.com/opendsec/dsec/internal/daemon"
 	"github.com/opendsec/dsec/internal/edge"
 	"github.com/opendsec/dsec/internal/layer"
+	"github.com/opendsec/dsec/internal/layer/blob"
+	"github.com/opendsec/dsec/internal/trajectory"
 )
 
 // runEdge owns this machine's sandboxes and serves the edge API on a socket
@@ -119,7 +121,7 @@ func startEdge(ctx context.Context, cfg *Config, log *slog.Logger, reg *promethe
 		DefaultMaxPaused: orNever(ec.DefaultMaxPaused),
 		MaxSandboxes:     int(ec.MaxSandboxes), MaxCalls: int(ec.MaxCalls), CreateConcurrency: int(ec.CreateConcurrency),
 		Retention: ec.Retention.Duration, MinFreeBytes: ec.MinFreeBytes, MinFreeInodes: ec.MinFreeInodes,
-		Version: version, Logger: log, Metrics: reg, Crash: crash(),
+		Trajectories: sealedTo(cfg, blobs), Version: version, Logger: log, Metrics: reg, Crash: crash(),
 	})
 	if err != nil {
 		return nil, err
@@ -145,6 +147,15 @@ func ofRoot(err error) error {
 		return err
 	}
 	return fmt.Errorf("%w; run it as root, or without root by --backend fake --data-dir DIR --run-dir DIR with directories of your own", err)
+}
+
+// sealedTo has trajectories be sealed to the store of layers, where that is not on this
+// node itself.
+func sealedTo(cfg *Config, blobs blob.Store) trajectory.Options {
+	if cfg.Layers.Store == "" {
+		return trajectory.Options{}
+	}
+	return trajectory.Options{Store: blobs}
 }
 
 // orNever: 0 is never in the file, and the default in the edge's own words.

@@ -17,8 +17,12 @@ import (
 // resumes it first. Its timeouts stand still: what is left of its lifetime when it
 // is paused is left when it resumes.
 
-// pauseTimeout bounds one freeze, and one thaw with what it reads in ahead.
-const pauseTimeout = 30 * time.Second
+// pauseTimeout bounds one freeze, and one thaw. pageOutTimeout bounds how long the memory
+// of one sandbox is moved out: an agent can have as many mappings as it likes.
+const (
+	pauseTimeout   = 30 * time.Second
+	pageOutTimeout = 5 * time.Minute
+)
 
 // pauseOptions are what holds while a sandbox is paused.
 type pauseOptions struct {
@@ -165,6 +169,8 @@ func (e *Edge) beginPageOut(s *sandbox, p backend.Pauser) {
 		out := backend.PagedOut{Reason: "given up: the sandbox was to go on"}
 		select {
 		case e.pageOuts <- struct{}{}:
+			ctx, cancel := context.WithTimeout(ctx, pageOutTimeout)
+			defer cancel()
 			var err error
 			if out, err = p.PageOut(ctx); err != nil {
 				e.log.Warn("memory of a paused sandbox stays", "sandbox", s.id, "err", err)

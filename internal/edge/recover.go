@@ -109,7 +109,7 @@ func (e *Edge) Recover(ctx context.Context) error {
 		}
 	}
 	e.dropOld()
-	e.forgetOrphans()
+	e.run(e.tidyTrajectories)
 	e.ready.Store(true)
 	if e.cfg.Layers != nil {
 		e.run(e.settleLost)

@@ -347,16 +347,20 @@ func (e *Edge) noteEnd(s *sandbox, state dsec.State, why string) {
 	}
 	e.settleActions(s, nil, e.takeOverActions(s))
 	e.tell(s, &dsecv1.TrajectoryEntry{Kind: dsecv1.TrajectoryKind_TRAJECTORY_KIND_STATE, State: string(state), Reason: why})
+	e.run(func() { e.seal(s.id) })
+}
+
+// seal writes the trajectory of a sandbox that has ended to the store. What is cut off
+// by the end of the edge the next one does.
+func (e *Edge) seal(id dsec.SandboxID) {
 	if e.cfg.Trajectories.Store == nil {
 		return
 	}
-	e.run(func() {
-		ctx, cancel := e.background(sealTimeout)
-		defer cancel()
-		if err := e.trajectories.Seal(ctx, s.id); err != nil {
-			e.log.Warn("a trajectory is not in the store yet", "sandbox", s.id, "err", err)
-		}
-	})
+	ctx, cancel := context.WithTimeout(e.closing, sealTimeout)
+	defer cancel()
+	if err := e.trajectories.Seal(ctx, id); err != nil && dsec.CodeOf(err) != dsec.CodeNotFound && e.closing.Err() == nil {
+		e.log.Warn("a trajectory is not in the store yet", "sandbox", id, "err", err)
+	}
 }
 
 // sealTimeout bounds one attempt to write a trajectory to the store.
@@ -366,22 +370,25 @@ const sealTimeout = 10 * time.Minute
 // keeps it from the next start does.
 func (e *Edge) forgetTrajectory(id dsec.SandboxID) {
 	e.run(func() {
-		ctx, cancel := e.background(sealTimeout)
+		ctx, cancel := context.WithTimeout(e.closing, sealTimeout)
 		defer cancel()
-		if err := e.trajectories.Forget(ctx, id); err != nil {
+		if err := e.trajectories.Forget(ctx, id); err != nil && e.closing.Err() == nil {
 			e.log.Warn("a trajectory is not removed", "sandbox", id, "err", err)
 		}
 	})
 }
 
-// forgetOrphans drops the logs of sandboxes that the journal does not know.
-func (e *Edge) forgetOrphans() {
+// tidyTrajectories drops the logs of sandboxes that the journal does not know, and seals
+// those of sandboxes that have ended.
+func (e *Edge) tidyTrajectories() {
 	for _, id := range e.trajectories.Sandboxes() {
 		e.mu.RLock()
-		known := e.sandboxes[id] != nil
+		s := e.sandboxes[id]
 		e.mu.RUnlock()
-		if !known {
+		if s == nil {
 			e.forgetTrajectory(id)
+		} else if !s.holds() {
+			e.seal(id)
 		}
 	}
 }

@@ -12,6 +12,10 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/backend/fake"
+	"github.com/opendsec/dsec/internal/edge"
+	"github.com/opendsec/dsec/internal/layer/blob"
+	"github.com/opendsec/dsec/internal/layer/blob/dirblob"
 	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
 )
 
@@ -343,4 +347,45 @@ func TestTrajectoryIsTheProjects(t *testing.T) {
 	req.Header().Set("Dsec-Project", "p2")
 	_, err := n.trajectories().List(t.Context(), req)
 	wantError(t, err, dsec.CodeNotFound, "sandbox_id")
+}
+
+// TestTrajectoryIsSealed: when its sandbox ends, or after the restart of an edge that had
+// not got to it; and goes with the record of the sandbox.
+func TestTrajectoryIsSealed(t *testing.T) {
+	bubble(t, func(c *edge.Config, _ *fake.Options) {
+		store, err := dirblob.Open(t.TempDir())
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Trajectories.Store = store
+	}, func(t *testing.T, n *node) {
+		sealed := func() (keys []string) {
+			err := n.cfg.Trajectories.Store.List(t.Context(), "trajectories/", func(i blob.Info) error {
+				keys = append(keys, i.Key)
+				return nil
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return keys
+		}
+		id := n.create(&dsecv1.CreateRequest{})
+		n.shell(id, "echo out")
+		if keys := sealed(); len(keys) > 0 {
+			t.Errorf("while it runs: %q", keys)
+		}
+		n.kill(id)
+		in(time.Minute)
+		if keys := sealed(); len(keys) != 1 || !strings.Contains(keys[0], "p1/"+id) {
+			t.Errorf("it has ended: %q", keys)
+		}
+		n.restart()
+		if got := told(n.trajectory(id)); len(got) != 4 {
+			t.Errorf("the trajectory says %q", got)
+		}
+		in(25 * time.Hour)
+		if keys := sealed(); len(keys) > 0 {
+			t.Errorf("long after: %q", keys)
+		}
+	})
 }
