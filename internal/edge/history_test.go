@@ -42,6 +42,8 @@ func history(t *testing.T, seed uint64) {
 		}
 		o.OnDestroy = func(context.Context, dsec.SandboxID) error { return now(20, fmt.Errorf("busy")) }
 		o.OnDial = func(dsec.SandboxID) error { return now(30, fmt.Errorf("refused")) }
+		o.OnPause = func(context.Context, dsec.SandboxID) error { return now(10, fmt.Errorf("does not stop")) }
+		o.OnResume = func(context.Context, dsec.SandboxID) error { return now(10, fmt.Errorf("does not go on")) }
 	})
 	var wg sync.WaitGroup
 	for w := range workers {
@@ -106,7 +108,7 @@ func (n *node) randomStep(r *rand.Rand, key string) {
 	if !dsec.State(s.State).Valid() {
 		n.t.Errorf("state %q", s.State)
 	}
-	switch op := r.IntN(20); {
+	switch op := r.IntN(26); {
 	case op < 12:
 		text := fmt.Sprint(r.Uint64())
 		res, err := n.exec(s.Id, "echo", text)
@@ -124,6 +126,16 @@ func (n *node) randomStep(r *rand.Rand, key string) {
 		}
 	case op < 16:
 		n.opts.World.Kill(dsec.SandboxID(s.Id), "shot")
+	case op < 19:
+		if s, err := n.pause(s.Id, nil); err != nil {
+			n.allow("pause", err, dsec.CodeUnavailable, dsec.CodeConflict, dsec.CodeLost)
+		} else if st := dsec.State(s.State); st == dsec.StateStarting || st == dsec.StatePending {
+			n.t.Errorf("paused and %s", st)
+		}
+	case op < 22:
+		if _, err := n.resume(s.Id); err != nil {
+			n.allow("resume", err, dsec.CodeUnavailable, dsec.CodeConflict, dsec.CodeLost)
+		}
 	default:
 		got, err := n.GetSandbox(n.t.Context(), connect.NewRequest(&dsecv1.GetRequest{SandboxId: s.Id}))
 		if err != nil {
