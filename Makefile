@@ -28,7 +28,7 @@ CRASH_PKGS    = $(shell grep -rl --include='*_test.go' '^func TestCrash' cmd int
 FUZZTIME     ?= 30s
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build generate gen check lint vet s3server unit root-test crash-test python-test test test-guest fuzz bench bench-layers pgo demo environments \
+.PHONY: help setup build generate gen check lint vet s3server unit root-test crash-test python-test test test-guest fuzz bench bench-layers pgo demo demo-preempt environments \
         sbom deb install clean
 
 help: ## print this
@@ -110,6 +110,9 @@ pgo: build ## profile the server under the bench's load, for the compiler: cmd/d
 
 demo: setup build ## the main job on real input: three real bugs, 8 attempts each, at once
 	@$(PY) demo/demo.py
+
+demo-preempt: setup build ## 64 rollouts that are killed, paused and lose their server, and come to the same end
+	@$(PY) demo/preempt.py
 
 environments: setup build ## real environments of Python, Node, Go, Java and C++, and a real task in each: bench/ENVIRONMENTS.md
 	@$(PY) demo/environments.py $(ENVIRONMENTS)
