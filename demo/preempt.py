@@ -15,6 +15,7 @@ import asyncio
 import json
 import os
 import random
+import select
 import signal
 import subprocess
 import sys
@@ -65,6 +66,16 @@ def server_pid() -> int:
     raise DemoError(f"nothing listens at {URL}")
 
 
+def kill_server() -> None:
+    """Kill the server, and return once it is gone."""
+    fd = os.pidfd_open(server_pid())
+    try:
+        signal.pidfd_send_signal(fd, signal.SIGKILL)
+        select.select([fd], [], [])
+    finally:
+        os.close(fd)
+
+
 def start(plan: Path, out: Path) -> subprocess.Popen[bytes]:
     """Start the rollouts from their beginning."""
     with out.open("wb") as f:
@@ -108,9 +119,7 @@ async def disturbed(
         run.seconds, run.ended = time.monotonic() - began, len(results(out))
         if n == KILLS // 2:
             run.what += ", and the server"
-            os.kill(server_pid(), signal.SIGKILL)
-            while demo.healthy():
-                await asyncio.sleep(0.05)
+            await asyncio.to_thread(kill_server)
             await demo.server()
         run.memory = await memory(client, job)
         began = time.monotonic()
