@@ -28,7 +28,7 @@ CRASH_PKGS    = $(shell grep -rl --include='*_test.go' '^func TestCrash' cmd int
 FUZZTIME     ?= 30s
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build generate gen check lint vet s3server unit root-test crash-test python-test test test-guest fuzz bench bench-layers pgo demo demo-preempt environments \
+.PHONY: help setup build generate gen check lint vet s3server unit root-test crash-test python-test test test-guest fuzz bench bench-layers bench-state pgo demo demo-preempt environments \
         sbom deb install clean
 
 help: ## print this
@@ -102,6 +102,9 @@ bench: build ## measure against crun, runc, podman and bubblewrap, as root: benc
 bench-layers: build ## measure layers against tar, mkfs.erofs and podman, as root: bench/LAYERS.md
 	@scripts/setup bench
 	$(GO) run ./bench/layers
+
+bench-state: build ## measure pauses, jobs and trajectories, as root: bench/STATE.md
+	$(GO) run ./bench/state
 
 pgo: build ## profile the server under the bench's load, for the compiler: cmd/dsec/default.pgo
 	@rm -rf $(OUT)/profiles && mkdir -p $(OUT)/profiles

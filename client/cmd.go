@@ -48,6 +48,13 @@ type Cmd struct {
 	Stdout, Stderr io.Writer
 	// PTY, where not nil, runs the command on a terminal of this size.
 	PTY *WindowSize
+	// ActionID, where not empty, has the command run once, whoever asks for it how
+	// often: one that is known in the sandbox is answered by what came of it then, or
+	// waited for; with another request it is diverged. Such a command goes on where its
+	// caller goes away. At most 128 bytes.
+	ActionID string
+	// Replayed is set by Output where the answer was that of an earlier call.
+	Replayed bool
 
 	sandbox *Sandbox
 	process *Process
@@ -55,6 +62,21 @@ type Cmd struct {
 	cancel  context.CancelFunc
 	events  *connect.ServerStreamForClient[dsecv1.ProcessEvent]
 	stdin   chan error // result of sending Stdin
+}
+
+// Headers of what is done once: see docs/state.md.
+const (
+	actionHeader   = "Dsec-Action-Id"
+	replayedHeader = "Dsec-Replayed"
+)
+
+// acting is a request with the action ID of a command.
+func acting[T any](c *Cmd, msg *T) *connect.Request[T] {
+	req := connect.NewRequest(msg)
+	if c.ActionID != "" {
+		req.Header().Set(actionHeader, c.ActionID)
+	}
+	return req
 }
 
 // Command is a command of the program argv[0] with the rest as arguments.
@@ -156,7 +178,7 @@ func (c *Cmd) start(ctx context.Context, detach bool) error {
 		SandboxId: string(c.sandbox.id), Command: c.message(), OpenStdin: c.Stdin != nil && !detach, Detach: detach, Pty: c.PTY.message(),
 	}
 	api := c.sandbox.c
-	stream, err := api.process.Start(ctx, connect.NewRequest(req))
+	stream, err := api.process.Start(ctx, acting(c, req))
 	if err != nil {
 		return api.typed(err, dsecv1connect.ProcessServiceStartProcedure)
 	}

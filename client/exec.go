@@ -27,6 +27,9 @@ const numberTries = 10
 
 // exec runs the command in one round trip.
 func (c *Cmd) exec(ctx context.Context) ([]byte, dsec.Outcome, error) {
+	if c.ActionID != "" {
+		return c.execOnce(ctx)
+	}
 	tag := c.sandbox.c.tag()
 	number := make(chan uint64, 1)
 	ask, answered := context.WithCancel(ctx)
@@ -45,16 +48,37 @@ func (c *Cmd) exec(ctx context.Context) ([]byte, dsec.Outcome, error) {
 		return c.execBroke(ctx, process, err)
 	}
 	timer.Stop()
-	o, ok := outcomeOf(res.Msg.Outcome)
+	return c.answer(res.Msg)
+}
+
+// execOnce runs the command under its action ID: sent again where the answer was lost,
+// it is not run again.
+func (c *Cmd) execOnce(ctx context.Context) ([]byte, dsec.Outcome, error) {
+	for attempt := 1; ; attempt++ {
+		res, err := c.sandbox.c.process.Exec(ctx, acting(c, &dsecv1.ExecRequest{SandboxId: string(c.sandbox.id), Command: c.message()}))
+		if err == nil {
+			c.Replayed = res.Header().Get(replayedHeader) == "1"
+			return c.answer(res.Msg)
+		}
+		err = c.sandbox.c.typed(err, dsecv1connect.ProcessServiceExecProcedure)
+		if attempt >= c.sandbox.c.attempts || !dsec.Retryable(err) && !brokeOff(err) || pause(ctx, attempt) != nil {
+			return nil, dsec.Outcome{}, err
+		}
+	}
+}
+
+// answer is what an Exec call was answered.
+func (c *Cmd) answer(res *dsecv1.ExecResponse) ([]byte, dsec.Outcome, error) {
+	o, ok := outcomeOf(res.Outcome)
 	if !ok {
 		return nil, dsec.Outcome{}, dsec.Errorf(dsec.CodeOutcomeUnknown, "the server told no outcome")
 	}
 	if c.Stderr != nil {
-		if _, err := c.Stderr.Write(res.Msg.Stderr); err != nil {
-			return res.Msg.Stdout, o, err
+		if _, err := c.Stderr.Write(res.Stderr); err != nil {
+			return res.Stdout, o, err
 		}
 	}
-	return res.Msg.Stdout, o, nil
+	return res.Stdout, o, nil
 }
 
 // tag is a name for a call that no other call has.
