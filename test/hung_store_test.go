@@ -84,10 +84,19 @@ func TestDirectoryStoreHangs(t *testing.T) {
 	run(reader, "head -c 100000 /big | sha256sum", fmt.Sprintf("%x ", sha256.Sum256(data[:100000])))
 	run(other, "true | cat", "")
 	run(create("base"), "true | cat", "")
+	// A process that waits for the store cannot be stopped: nothing is.
+	_, err = reader.Pause(ctx, client.PauseOptions{})
+	wantCode(t, err, dsec.CodeUnavailable)
+	if info, err := reader.Info(ctx); err != nil || info.State != dsec.StateRunning {
+		t.Errorf("not paused: %v, %v", info, err)
+	}
+	run(reader, "true | cat", "")
 	check(t, waiting.Kill(ctx))
 	if o, err := waiting.Attach(ctx, 0, io.Discard, io.Discard, nil); err != nil || o.Signal == 0 {
 		t.Errorf("a reader that was killed: %+v, %v", o, err)
 	}
+	_, err = reader.Pause(ctx, client.PauseOptions{})
+	check(t, err)
 	check(t, reader.Kill(ctx))
 
 	store.Set(nil)

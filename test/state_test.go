@@ -13,6 +13,7 @@ import (
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/client"
 	"github.com/opendsec/dsec/internal/testutil"
+	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
 	"github.com/opendsec/dsec/proto/dsec/v1/dsecv1connect"
 )
 
@@ -44,6 +45,13 @@ func TestFilesWrittenBetweenPauses(t *testing.T) {
 		if info, err := sb.Info(t.Context()); err != nil || info.State != dsec.StatePaused {
 			t.Fatalf("cycle %d: %v, %v; want it paused", i, info, err)
 		}
+		switch i % 4 { // else the next command resumes it
+		case 1:
+			_, err = sb.Resume(t.Context())
+		case 2:
+			_, err = cl.Job("train").Resume(t.Context())
+		}
+		check(t, err)
 	}
 }
 
@@ -100,6 +108,21 @@ func TestActionsRunOnceOverKilledServers(t *testing.T) {
 		}
 		return nil
 	})
+	ended := 0
+	for e, err := range sb.Trajectory(t.Context(), client.TrajectoryOptions{Kinds: []dsecv1.TrajectoryKind{dsecv1.TrajectoryKind_TRAJECTORY_KIND_EXEC}}) {
+		check(t, err)
+		if e.Outcome != nil {
+			ended++
+		}
+	}
+	if ended != actions+1 {
+		t.Errorf("%d commands have ended by the log, want %d", ended, actions+1)
+	}
+	cmd := sb.Shell(script(7))
+	cmd.ActionID = "a7"
+	if out, o, err := cmd.Output(t.Context()); err != nil || string(out) != "out 7\n" || o.Code != 7 || !cmd.Replayed {
+		t.Errorf("by the SDK: %q, %+v, %v, replayed %v", out, o, err, cmd.Replayed)
+	}
 	out, _, err := sb.Shell("sort -n /root/ran").Output(t.Context())
 	check(t, err)
 	want := ""

@@ -82,7 +82,11 @@ func (b *Backend) build(ctx context.Context, i *instance) error {
 	}
 	i.held = held
 	if i.sh == nil {
-		if i.sh, err = b.newShell(ctx); err != nil {
+		sh, err := b.newShell(ctx)
+		i.mu.Lock() // others look at it already
+		i.sh = sh
+		i.mu.Unlock()
+		if err != nil {
 			return err
 		}
 	}

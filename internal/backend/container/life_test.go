@@ -171,13 +171,13 @@ func TestBadRequests(t *testing.T) {
 		"no memory":     {func(r *backend.CreateRequest) { r.Spec.Limits.MemoryBytes = 0 }, dsec.CodeInvalid, "limits.memory_bytes"},
 		"negative disk": {func(r *backend.CreateRequest) { r.Spec.Limits.DiskBytes = -1 }, dsec.CodeInvalid, "limits.disk_bytes"},
 		"no pids":       {func(r *backend.CreateRequest) { r.Spec.Limits.Pids = 0 }, dsec.CodeInvalid, "limits.pids"},
-		"digest":        {func(r *backend.CreateRequest) { r.Layers[0].Digest = "sha256:../../etc" }, dsec.CodeInvalid, "layers"},
+		"digest":        {func(r *backend.CreateRequest) { r.Layers[0].Digest = "sha256:../../etc" }, dsec.CodeInvalid, "layers[0]"},
 		"missing image": {func(r *backend.CreateRequest) {
 			r.Layers = []backend.Layer{backend.FileLayer("sha256:"+strings.Repeat("0", 64), "/nonexistent")}
-		}, dsec.CodeNotFound, "layers"},
+		}, dsec.CodeNotFound, "layers[0]"},
 		"not an image": {func(r *backend.CreateRequest) {
 			r.Layers = []backend.Layer{backend.FileLayer("sha256:"+strings.Repeat("1", 64), "/etc/passwd")}
-		}, dsec.CodeInternal, "layers"},
+		}, dsec.CodeInternal, "layers[0]"},
 		"too many layers": {func(r *backend.CreateRequest) { r.Layers = make([]backend.Layer, 1000) }, dsec.CodeInvalid, "layers"},
 	} {
 		req := h.request()

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -15,7 +14,6 @@ import (
 	"github.com/opendsec/dsec/internal/backend"
 	"github.com/opendsec/dsec/internal/chronusapi"
 	"github.com/opendsec/dsec/internal/testutil"
-	"github.com/opendsec/dsec/internal/testutil/faultfs"
 )
 
 func (s *sandbox) pauser() backend.Pauser { return s.i.(backend.Pauser) }
@@ -197,53 +195,6 @@ func TestNothingIsStartedInAPausedSandbox(t *testing.T) {
 	for range paused {
 		check(t, <-read)
 	}
-}
-
-// A process that waits for a layer's store cannot be stopped: the sandbox is not
-// paused then, and goes on as before.
-func TestPauseWhileAStoreHangs(t *testing.T) {
-	testutil.Require(t, testutil.Root, testutil.EROFS)
-	dir := testutil.Dir(t)
-	backing, mount := filepath.Join(dir, "backing"), filepath.Join(dir, "mount")
-	check(t, errors.Join(os.Mkdir(backing, 0o700), os.Mkdir(mount, 0o700)))
-	fs, err := faultfs.Mount(mount, backing)
-	if err != nil {
-		t.Skip("needs FUSE: ", err)
-	}
-	t.Cleanup(func() { fs.Set(nil); check(t, fs.Close()) })
-	h := newHost(t, nil)
-	img := makeImage(t, t.TempDir(), func(root string) {
-		check(t, os.WriteFile(root+"/etc/slow", []byte(strings.Repeat("from the store\n", 100_000)), 0o644))
-	})
-	copyTo(t, imagePath(img), filepath.Join(backing, "image"))
-	s := h.create(backend.FileLayer(img.Digest, filepath.Join(mount, "image")))
-	if o := s.sh("cat /bin/busybox > /dev/null; echo ok"); o.out != "ok\n" {
-		t.Fatalf("have %q", o.out)
-	}
-	fs.Set(func(op faultfs.Op) faultfs.Fault { return faultfs.Fault{Hang: op == faultfs.Read} })
-	read := fs.Count(faultfs.Read)
-	reader := s.cycle("/bin/sh", "-c", "read line < /etc/slow; echo $line") // sh is in memory
-	testutil.WaitFor(t, 20*time.Second, "it reads", func() error {
-		if fs.Count(faultfs.Read) == read {
-			return errors.New("not yet")
-		}
-		return nil
-	})
-	if err := s.pauser().Pause(t.Context()); err == nil || dsec.CodeOf(err) != dsec.CodeUnavailable {
-		t.Errorf("pause: %v, want unavailable", err)
-	}
-	if s.pauser().Paused() {
-		t.Error("it is paused")
-	}
-	s.timesOut()
-	fs.Set(nil)
-	reader.want("from the store")
-	if o, err := outcomeOf(reader.events); err != nil || !o.OK() {
-		t.Errorf("what waited: %+v, %v", o, err)
-	}
-	check(t, s.pauser().Pause(t.Context()))
-	check(t, s.pauser().Resume(t.Context()))
-	s.timesOut()
 }
 
 // timesOut checks that time goes on in a sandbox.
