@@ -235,31 +235,40 @@ func (c *call) doRead(kind dsecv1.TrajectoryKind, req proto.Message, what *dsecv
 		}
 		return c.pieces(earlier.Ended, func(p *dsecv1.TrajectoryOutputPiece) error { return stream.Send(&dsecv1.FileChunk{Data: p.Data}) })
 	}
-	sum, n := sha256.New(), int64(0)
+	defer c.toTheEnd()()
+	sum, n, once := sha256.New(), int64(0), c.origin.action != ""
 	r, err := open()
 	if err == nil {
-		err = sendFile(stream, r, func(data []byte) {
+		err = sendFile(stream, r, once, func(data []byte) {
 			n += int64(len(data))
 			sum.Write(data)
-			if c.origin.action != "" {
+			if once {
 				a.Output(dsecv1.Stream_STREAM_UNSPECIFIED, data)
 			}
 		})
 	}
+	err = c.fail(err)
 	return c.finish(a, &dsecv1.TrajectoryEntry{Reason: fmt.Sprintf("%d bytes, sha256:%x", n, sum.Sum(nil))}, err)
 }
 
-func sendFile(stream *connect.ServerStream[dsecv1.FileChunk], r io.ReadCloser, look func([]byte)) error {
+// sendFile sends what r has, and shows it to look: to the end where that is wanted also
+// by others than its caller, who may leave.
+func sendFile(stream *connect.ServerStream[dsecv1.FileChunk], r io.ReadCloser, toTheEnd bool, look func([]byte)) error {
 	defer func() { _ = r.Close() }()
-	chunk := &dsecv1.FileChunk{}
+	chunk, left := &dsecv1.FileChunk{}, false
 	buf := make([]byte, chronusapi.MaxChunk)
 	for {
 		n, err := r.Read(buf)
 		if n > 0 {
 			chunk.Data = buf[:n]
 			look(chunk.Data)
-			if err := stream.Send(chunk); err != nil {
+			if left {
+				continue
+			}
+			if err := stream.Send(chunk); err != nil && !toTheEnd {
 				return err
+			} else if err != nil {
+				left = true
 			}
 		}
 		if err == io.EOF { // wrapped it would be a broken stream
@@ -293,7 +302,7 @@ func (f fileService) Write(ctx context.Context, stream *connect.ClientStream[dse
 			return inOpen(err)
 		}
 		in := &content[dsecv1.WriteRequest, *dsecv1.WriteRequest]{stream: stream}
-		return c.doWrite(dsecv1.TrajectoryKind_TRAJECTORY_KIND_FILE_WRITE, open, ofPath(name), in, out, func(data io.Reader) error {
+		return c.doWrite(dsecv1.TrajectoryKind_TRAJECTORY_KIND_FILE_WRITE, open, ofPath(name), !req.Append, in, out, func(data io.Reader) error {
 			if err := c.parents(name); err != nil {
 				return inOpen(err)
 			}
@@ -307,7 +316,8 @@ func (f fileService) Write(ctx context.Context, stream *connect.ClientStream[dse
 
 // doWrite is do of a call whose data follow it. They are no part of the digest by which
 // it begins; a later call with the same action ID and other data has diverged all the same.
-func (c *call) doWrite(kind dsecv1.TrajectoryKind, open proto.Message, what *dsecv1.TrajectoryRequest, in io.Reader, out proto.Message, f func(io.Reader) error) error {
+// whole says that nothing was done where the data broke off: then the ID is free.
+func (c *call) doWrite(kind dsecv1.TrajectoryKind, open proto.Message, what *dsecv1.TrajectoryRequest, whole bool, in io.Reader, out proto.Message, f func(io.Reader) error) error {
 	a, earlier, err := c.begin(kind, open, what)
 	if err != nil {
 		return err
@@ -327,13 +337,28 @@ func (c *call) doWrite(kind dsecv1.TrajectoryKind, open proto.Message, what *dse
 		}
 		return proto.Unmarshal(earlier.Ended.Response, out)
 	}
-	e := new(dsecv1.TrajectoryEntry)
-	if err = f(data); err == nil {
+	defer c.toTheEnd()()
+	e, broke := new(dsecv1.TrajectoryEntry), false
+	err = c.fail(f(readerFunc(func(p []byte) (int, error) {
+		n, err := data.Read(p)
+		broke = broke || err != nil && err != io.EOF && asError(err) == nil
+		return n, err
+	})))
+	switch {
+	case err == nil:
 		e.Reason = content()
 		e.Response, err = proto.Marshal(out)
+	case broke && whole && c.origin.action != "":
+		err = &dsec.Error{Code: dsec.CodeUnavailable, Message: "the data broke off, and nothing was written", Err: err}
 	}
 	return c.finish(a, e, err)
 }
+
+// readerFunc is an io.Reader.
+type readerFunc func([]byte) (int, error)
+
+// Read implements io.Reader.
+func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
 
 // parents makes the directories above a file. What stands in the way of that
 // is the write's to tell.
@@ -360,7 +385,7 @@ func (f fileService) Upload(ctx context.Context, stream *connect.ClientStream[ds
 			return err
 		}
 		in := &content[dsecv1.UploadRequest, *dsecv1.UploadRequest]{stream: stream}
-		return c.doWrite(dsecv1.TrajectoryKind_TRAJECTORY_KIND_FILE_UPLOAD, open, ofPath(name), in, out, func(data io.Reader) error {
+		return c.doWrite(dsecv1.TrajectoryKind_TRAJECTORY_KIND_FILE_UPLOAD, open, ofPath(name), false, in, out, func(data io.Reader) error {
 			res, err := c.client.Upload(c.ctx, chronusapi.UploadRequest{Path: name, User: open.User}, data)
 			out.Entries, out.Bytes = res.Entries, res.Bytes
 			return inOpen(err)

@@ -137,6 +137,7 @@ func (c *call) do(kind dsecv1.TrajectoryKind, req proto.Message, what *dsecv1.Tr
 	if earlier != nil {
 		return c.answerOf(earlier.Ended, out)
 	}
+	defer c.toTheEnd()()
 	err = c.fail(f()) // as the caller is told
 	e := new(dsecv1.TrajectoryEntry)
 	if err == nil {
@@ -147,6 +148,23 @@ func (c *call) do(kind dsecv1.TrajectoryKind, req proto.Message, what *dsecv1.Tr
 		}
 	}
 	return c.finish(a, e, err)
+}
+
+// toTheEnd has a call with an action ID go on where its caller leaves, until the
+// returned function is called: what it did half of could not be told of as done.
+func (c *call) toTheEnd() (back func()) {
+	if c.origin.action == "" {
+		return func() {}
+	}
+	before := c.ctx
+	ctx, cancel := context.WithCancelCause(context.WithoutCancel(before))
+	stop := context.AfterFunc(c.e.closing, func() { cancel(context.Cause(c.e.closing)) })
+	c.ctx = ctx
+	return func() {
+		stop()
+		cancel(nil)
+		c.ctx = before
+	}
 }
 
 // maxResponse is the most bytes of an answer that are in its entry itself.

@@ -173,6 +173,55 @@ func TestActionIsDoneOnce(t *testing.T) {
 	}
 }
 
+// TestWriteThatBrokeOffIsDoneAgain: nothing was written, and so the action is not done.
+func TestWriteThatBrokeOffIsDoneAgain(t *testing.T) {
+	n := newNode(t, nil)
+	id := n.create(&dsecv1.CreateRequest{})
+	write := func(ctx context.Context, whole bool) error {
+		s := n.file.Write(ctx)
+		s.RequestHeader().Set(actionHeader, "write")
+		_ = s.Send(&dsecv1.WriteRequest{Message: &dsecv1.WriteRequest_Open{Open: &dsecv1.WriteOpen{SandboxId: id, Path: &dsecv1.Path{Path: "/tmp/w"}}}})
+		_ = s.Send(&dsecv1.WriteRequest{Message: &dsecv1.WriteRequest_Data{Data: []byte("data")}})
+		if !whole {
+			return nil
+		}
+		_, err := s.CloseAndReceive()
+		return err
+	}
+	ctx, leave := context.WithCancel(t.Context())
+	_ = write(ctx, false)
+	n.waitBegun(id)
+	leave()
+	n.quiet()
+	for range 2 {
+		if err := write(t.Context(), true); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := []string{"create event", "file_write begun", "file_write ended unavailable", "file_write begun", "file_write ended"}
+	if got := told(n.trajectory(id)); !slices.Equal(got, want) {
+		t.Errorf("the trajectory says %q, want %q", got, want)
+	}
+}
+
+// waitBegun waits until an action has begun, by the log.
+func (n *node) waitBegun(id string) {
+	n.t.Helper()
+	ctx, cancel := context.WithTimeout(n.t.Context(), 20*time.Second)
+	defer cancel()
+	s, err := n.trajectories().Follow(ctx, connect.NewRequest(&dsecv1.FollowTrajectoryRequest{SandboxId: id}))
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	defer func() { _ = s.Close() }()
+	for s.Receive() {
+		if s.Msg().Entry.GetActionId() != "" {
+			return
+		}
+	}
+	n.t.Fatalf("no action has begun: %v", s.Err())
+}
+
 // TestActionOutlivesItsCaller: who comes again waits for it, and gets all of it.
 func TestActionOutlivesItsCaller(t *testing.T) {
 	bubble(t, nil, func(t *testing.T, n *node) {
