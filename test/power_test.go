@@ -34,7 +34,7 @@ func newVolume(t testing.TB) *volume {
 	check(t, os.Mkdir(v.dir, 0o700))
 	f, err := os.Create(v.image)
 	check(t, err)
-	check(t, f.Truncate(512<<20))
+	check(t, f.Truncate(1<<30))
 	check(t, f.Close())
 	v.command("mkfs.ext4", "-q", "-F", v.image)
 	v.mount()
