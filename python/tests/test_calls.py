@@ -19,10 +19,12 @@ from libdsec._connect import Method
 from libdsec._proto.dsec.v1 import (
     admin_pb2,
     file_pb2,
+    job_pb2,
     layer_pb2,
     process_pb2,
     sandbox_pb2,
     session_pb2,
+    trajectory_pb2,
     types_pb2,
 )
 from libdsec._source import Source
@@ -43,7 +45,16 @@ def sandbox(client: libdsec.DSecClient) -> libdsec.Sandbox:
 def test_every_rpc_of_the_api_has_a_method() -> None:
     have = {v.path: v for v in vars(m).values() if isinstance(v, Method)}
     want = {}
-    for module in (admin_pb2, file_pb2, layer_pb2, process_pb2, sandbox_pb2, session_pb2):
+    for module in (
+        admin_pb2,
+        file_pb2,
+        job_pb2,
+        layer_pb2,
+        process_pb2,
+        sandbox_pb2,
+        session_pb2,
+        trajectory_pb2,
+    ):
         for service in module.DESCRIPTOR.services_by_name.values():
             for rpc in service.methods:
                 want[f"/{service.full_name}/{rpc.name}"] = (rpc.input_type, rpc.output_type)

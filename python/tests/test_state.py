@@ -163,6 +163,32 @@ async def test_trajectory_diverges(server: Server, args: DSecContainerRunArgs) -
         assert not (await sandbox.run_shell("echo a")).replayed
 
 
+async def test_log(server: Server, args: DSecContainerRunArgs) -> None:
+    async with DSecClient(server.url, server.key) as client, await client.run_container(args) as sandbox:
+        await sandbox.run_shell("echo out; exit 3")
+        entries = [e async for e in sandbox.log()]
+        assert [(e.seq, e.kind, e.phase) for e in entries] == [
+            (1, "create", "event"),
+            (2, "start", "begun"),
+            (3, "start", "ended"),
+        ]
+        assert entries[2].begun_seq == 2
+        assert entries[2].fields["outcome"]["exit_code"] == 3
+        assert await sandbox.log_output(3) == b"out\n"
+        assert [e.seq async for e in sandbox.log(from_seq=2, kinds=["start"])] == [2, 3]
+        with pytest.raises(libdsec.NotFoundError):
+            await sandbox.log_output(1)
+        with pytest.raises(libdsec.InvalidError):
+            _ = [e async for e in sandbox.log(kinds=["nonsense"])]
+        followed = asyncio.create_task(_kinds(sandbox))
+        await sandbox.stop()
+        assert (await followed)[-1] == "state"
+
+
+async def _kinds(sandbox: libdsec.Sandbox) -> list[str]:
+    return [e.kind async for e in sandbox.log(follow=True)]
+
+
 async def test_command_outlives_its_caller(server: Server, args: DSecContainerRunArgs) -> None:
     async with DSecClient(server.url, server.key) as client, await client.run_container(args) as sandbox:
 

@@ -15,7 +15,7 @@ import libdsec.sync
 from libdsec import _methods as m
 from libdsec._proto.dsec.v1 import sandbox_pb2, types_pb2
 
-NAMES = ["ByteStream", "DSecClient", "Files", "Process", "Sandbox", "Session"]
+NAMES = ["ByteStream", "DSecClient", "Files", "Job", "Process", "Sandbox", "Session"]
 RENAMED = {"__aenter__": "__enter__", "__aexit__": "__exit__", "__aiter__": "__iter__"}
 
 

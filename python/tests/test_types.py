@@ -260,6 +260,7 @@ async def test_bad_ca_file(tmp_path: Path) -> None:
     [
         ("client", libdsec.DSecClient),
         ("sandbox", libdsec.Sandbox),
+        ("job", libdsec.Job),
         ("process", libdsec.Process),
         ("session", libdsec.Session),
         ("files", libdsec.Files),

@@ -38,7 +38,7 @@ from libdsec._errors import (
 )
 from libdsec._files import ByteStream, Files
 from libdsec._job import Job
-from libdsec._jobtypes import JobInfo, JobResult, Pause
+from libdsec._jobtypes import JobInfo, JobResult, LogEntry, Pause
 from libdsec._process import Process
 from libdsec._sandbox import Sandbox
 from libdsec._session import Session
@@ -91,6 +91,7 @@ __all__ = [
     "LayerConfig",
     "LayerOrigin",
     "Limits",
+    "LogEntry",
     "NewKey",
     "NotFoundError",
     "Outcome",

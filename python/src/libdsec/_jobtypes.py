@@ -1,10 +1,11 @@
-"""What is known of pauses and jobs."""
+"""What is known of pauses, jobs and trajectories."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from libdsec._errors import DSecError
 
@@ -66,3 +67,26 @@ class JobResult:
     sandbox_id: str
     state: str
     error: DSecError | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogEntry:
+    """One entry of a sandbox's trajectory.
+
+    Attributes:
+        seq: Counts the entries from 1.
+        time: When it was written, by the host's clock.
+        kind: What was done: create, exec, start, session_command, file_write, pause, state and so on.
+        phase: begun, ended, event, or gap: entries that are gone.
+        action_id: The name under which it is done once; empty where it has none.
+        begun_seq: Of one that ended: the entry with which it began; 0 else.
+        fields: All of it, as JSON has it (`dsec.v1.TrajectoryEntry`).
+    """
+
+    seq: int
+    time: datetime
+    kind: str
+    phase: str
+    action_id: str
+    begun_seq: int
+    fields: Mapping[str, Any]

@@ -13,6 +13,7 @@ from libdsec._proto.dsec.v1 import (
     process_pb2,
     sandbox_pb2,
     session_pb2,
+    trajectory_pb2,
 )
 
 _SANDBOX = "/dsec.v1.SandboxService/"
@@ -20,13 +21,23 @@ _PROCESS = "/dsec.v1.ProcessService/"
 _SESSION = "/dsec.v1.SessionService/"
 _FILE = "/dsec.v1.FileService/"
 _JOB = "/dsec.v1.JobService/"
+_TRAJECTORY = "/dsec.v1.TrajectoryService/"
 _LAYER = "/dsec.v1.LayerService/"
 _ADMIN = "/dsec.v1.AdminService/"
 
 # The API's own word on each call: idempotency_level in proto/dsec/v1.
 _REPEATABLE = {
     f"/{service.full_name}/{method.name}"
-    for module in (admin_pb2, file_pb2, job_pb2, layer_pb2, process_pb2, sandbox_pb2, session_pb2)
+    for module in (
+        admin_pb2,
+        file_pb2,
+        job_pb2,
+        layer_pb2,
+        process_pb2,
+        sandbox_pb2,
+        session_pb2,
+        trajectory_pb2,
+    )
     for service in module.DESCRIPTOR.services_by_name.values()
     for method in service.methods
     if method.GetOptions().idempotency_level != MethodOptions.IDEMPOTENCY_UNKNOWN
@@ -64,6 +75,18 @@ EXTEND = _call(_SANDBOX + "Extend", sandbox_pb2.ExtendRequest, sandbox_pb2.Exten
 USAGE = _call(_SANDBOX + "Usage", sandbox_pb2.UsageRequest, sandbox_pb2.UsageResponse)
 PAUSE = _call(_SANDBOX + "Pause", sandbox_pb2.PauseRequest, sandbox_pb2.PauseResponse, slow=True)
 RESUME = _call(_SANDBOX + "Resume", sandbox_pb2.ResumeRequest, sandbox_pb2.ResumeResponse, slow=True)
+
+LIST_TRAJECTORY = _call(
+    _TRAJECTORY + "List", trajectory_pb2.ListTrajectoryRequest, trajectory_pb2.ListTrajectoryResponse
+)
+FOLLOW_TRAJECTORY = _call(
+    _TRAJECTORY + "Follow", trajectory_pb2.FollowTrajectoryRequest, trajectory_pb2.FollowTrajectoryResponse
+)
+READ_OUTPUT = _call(
+    _TRAJECTORY + "ReadOutput",
+    trajectory_pb2.ReadTrajectoryOutputRequest,
+    trajectory_pb2.ReadTrajectoryOutputResponse,
+)
 
 CREATE_JOB = _call(_JOB + "CreateJob", job_pb2.CreateJobRequest, job_pb2.CreateJobResponse)
 GET_JOB = _call(_JOB + "GetJob", job_pb2.GetJobRequest, job_pb2.GetJobResponse)

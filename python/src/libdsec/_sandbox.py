@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from types import TracebackType
 
 from typing_extensions import Self
 
 from libdsec import _convert as c
+from libdsec import _log
 from libdsec import _methods as m
 from libdsec._errors import ConflictError, DSecError, NotFoundError
 from libdsec._files import Files
+from libdsec._jobtypes import LogEntry
 from libdsec._process import MAX_FIRST_STDIN, Process, start
 from libdsec._proto.dsec.v1 import process_pb2, sandbox_pb2, session_pb2
 from libdsec._rpc import Rpc
@@ -287,6 +289,27 @@ class Sandbox:
             name: Tells trajectories of one sandbox apart, of at most 64 bytes.
         """
         return Trajectory(self.id, name)
+
+    async def log(
+        self, *, from_seq: int = 1, kinds: Sequence[str] = (), follow: bool = False
+    ) -> AsyncIterator[LogEntry]:
+        """Yield what was done to the sandbox and what came of it, in order.
+
+        Args:
+            from_seq: Number of the first entry.
+            kinds: Only of these kinds; empty is all.
+            follow: Go on with each entry that comes, until the sandbox has ended.
+        """
+        async for entry in _log.entries(self._rpc, self.id, from_seq, kinds, follow):
+            yield entry
+
+    async def log_output(self, seq: int) -> bytes:
+        """Return the output of the action that ended with entry seq, of all its streams together.
+
+        Raises:
+            NotFoundError: That entry has none.
+        """
+        return await _log.output(self._rpc, self.id, seq)
 
     async def _start(
         self,

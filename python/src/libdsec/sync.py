@@ -283,6 +283,8 @@ class Sandbox(_Twin[_sandbox.Sandbox]):
     pause = _blocking(_sandbox.Sandbox.pause)
     resume = _blocking(_sandbox.Sandbox.resume)
     usage = _blocking(_sandbox.Sandbox.usage)
+    log = _iterating(_sandbox.Sandbox.log)
+    log_output = _blocking(_sandbox.Sandbox.log_output)
     run_shell = _blocking(_sandbox.Sandbox.run_shell)
     exec = _blocking(_sandbox.Sandbox.exec)
     start = _making(_sandbox.Sandbox.start, Process)
