@@ -143,12 +143,22 @@ func (i *instance) watch() {
 	i.sh.proc.onEnd(func() {
 		i.mu.Lock()
 		defer i.mu.Unlock()
-		if i.abandoned {
-			return
-		}
-		i.exit = backend.Exit{At: time.Now(), Reason: i.reason()}
-		close(i.done)
+		i.ended()
 	})
+}
+
+// ended tells that PID 1 has ended, once. The caller holds the lock.
+func (i *instance) ended() {
+	select {
+	case <-i.done:
+		return
+	default:
+	}
+	if i.abandoned {
+		return
+	}
+	i.exit = backend.Exit{At: time.Now(), Reason: i.reason()}
+	close(i.done)
 }
 
 func (i *instance) reason() string {
@@ -195,6 +205,9 @@ func (i *instance) destroy(ctx context.Context) error {
 		}
 		if i.destroyed { // by another caller meanwhile
 			return nil
+		}
+		if sh.proc != nil {
+			i.ended() // before this returns, however late watch is told
 		}
 	}
 	// The claim first: what it names may be another's as soon as it is removed.
