@@ -70,6 +70,8 @@ type Error struct {
 	Code    Code
 	Field   string // field of the request at fault, dotted; empty if none is
 	Message string
+	// MovedTo is the sandbox that has taken the place of the one that was named.
+	MovedTo SandboxID
 	Err     error
 }
 

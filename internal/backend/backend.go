@@ -8,7 +8,7 @@
 // A backend's job ends at Dial. Commands, files and terminals go through
 // chronus and are the same on every kind. What differs between backends is
 // data, in Info, or an optional interface, found by assertion: Grouper, Caller,
-// FileServer, Pauser, DiskSharer, DiskUser and NodeUser here, later Snapshotter, Resizer, Reclaimer and Displayer. A backend never
+// FileServer, Pauser, Snapshotter, DiskSharer, DiskUser and NodeUser here, later Resizer, Reclaimer and Displayer. A backend never
 // implements a method to say "not supported".
 //
 // A life, as the edge drives it:
@@ -228,6 +228,30 @@ type PagedOut struct {
 	// Reason tells, for people, why nothing or not all could be moved; empty: what
 	// could be was.
 	Reason string
+}
+
+// Snapshotter is implemented by instances of which can be told what was written over
+// their layers.
+type Snapshotter interface {
+	// Snapshot keeps that as it is at one moment, for which every process stands still. A
+	// paused instance stays paused. Its error is unavailable where the processes cannot be
+	// stopped now, exhausted where there is no room, conflict where it was destroyed; then
+	// nothing of it is left. What it gives does not outlive the edge: Sweep removes it.
+	Snapshot(ctx context.Context) (Snapshot, error)
+}
+
+// Snapshot is what was written over the layers of an instance. Nobody else writes to it.
+type Snapshot struct {
+	// Upper is a directory as overlayfs keeps one, with its marks in trusted attributes.
+	// What is in it was made by an agent.
+	Upper *os.File
+	// Owner is the ID on the host that is 0 inside, of users and of groups; those
+	// inside go up to 65,535.
+	Owner uint32
+	// Frozen is for how long processes stood still.
+	Frozen time.Duration
+	// Close frees it, and closes Upper. It may be called when the instance is gone.
+	Close func() error
 }
 
 // NodeUser is implemented by instances whose commands may be killed for the sake of

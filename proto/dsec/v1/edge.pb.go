@@ -582,6 +582,236 @@ func (x *ApplyToJobResponse) GetItems() []*JobItem {
 	return nil
 }
 
+type PackSandboxRequest struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	SandboxId string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	Scrub     *Scrub                 `protobuf:"bytes,2,opt,name=scrub,proto3" json:"scrub,omitempty"`
+	// Pause it first, and leave it paused.
+	Pause         bool `protobuf:"varint,3,opt,name=pause,proto3" json:"pause,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PackSandboxRequest) Reset() {
+	*x = PackSandboxRequest{}
+	mi := &file_dsec_v1_edge_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PackSandboxRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PackSandboxRequest) ProtoMessage() {}
+
+func (x *PackSandboxRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_edge_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PackSandboxRequest.ProtoReflect.Descriptor instead.
+func (*PackSandboxRequest) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *PackSandboxRequest) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+func (x *PackSandboxRequest) GetScrub() *Scrub {
+	if x != nil {
+		return x.Scrub
+	}
+	return nil
+}
+
+func (x *PackSandboxRequest) GetPause() bool {
+	if x != nil {
+		return x.Pause
+	}
+	return false
+}
+
+type PackSandboxResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its name is empty.
+	Layer  *Layer      `protobuf:"bytes,1,opt,name=layer,proto3" json:"layer,omitempty"`
+	Report *PackReport `protobuf:"bytes,2,opt,name=report,proto3" json:"report,omitempty"`
+	// What makes a sandbox like it of the layer: layers is its digest, and lifetimes are
+	// what is left of them. Without request_id.
+	Create *CreateRequest `protobuf:"bytes,3,opt,name=create,proto3" json:"create,omitempty"`
+	// Names this pause, for RedirectSandbox.
+	PauseToken    []byte `protobuf:"bytes,4,opt,name=pause_token,json=pauseToken,proto3" json:"pause_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PackSandboxResponse) Reset() {
+	*x = PackSandboxResponse{}
+	mi := &file_dsec_v1_edge_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PackSandboxResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PackSandboxResponse) ProtoMessage() {}
+
+func (x *PackSandboxResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_edge_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PackSandboxResponse.ProtoReflect.Descriptor instead.
+func (*PackSandboxResponse) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *PackSandboxResponse) GetLayer() *Layer {
+	if x != nil {
+		return x.Layer
+	}
+	return nil
+}
+
+func (x *PackSandboxResponse) GetReport() *PackReport {
+	if x != nil {
+		return x.Report
+	}
+	return nil
+}
+
+func (x *PackSandboxResponse) GetCreate() *CreateRequest {
+	if x != nil {
+		return x.Create
+	}
+	return nil
+}
+
+func (x *PackSandboxResponse) GetPauseToken() []byte {
+	if x != nil {
+		return x.PauseToken
+	}
+	return nil
+}
+
+type RedirectSandboxRequest struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	SandboxId string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	MovedTo   string                 `protobuf:"bytes,2,opt,name=moved_to,json=movedTo,proto3" json:"moved_to,omitempty"`
+	// It is a conflict where the sandbox was resumed since.
+	PauseToken    []byte `protobuf:"bytes,3,opt,name=pause_token,json=pauseToken,proto3" json:"pause_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RedirectSandboxRequest) Reset() {
+	*x = RedirectSandboxRequest{}
+	mi := &file_dsec_v1_edge_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RedirectSandboxRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RedirectSandboxRequest) ProtoMessage() {}
+
+func (x *RedirectSandboxRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_edge_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RedirectSandboxRequest.ProtoReflect.Descriptor instead.
+func (*RedirectSandboxRequest) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *RedirectSandboxRequest) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+func (x *RedirectSandboxRequest) GetMovedTo() string {
+	if x != nil {
+		return x.MovedTo
+	}
+	return ""
+}
+
+func (x *RedirectSandboxRequest) GetPauseToken() []byte {
+	if x != nil {
+		return x.PauseToken
+	}
+	return nil
+}
+
+type RedirectSandboxResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RedirectSandboxResponse) Reset() {
+	*x = RedirectSandboxResponse{}
+	mi := &file_dsec_v1_edge_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RedirectSandboxResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RedirectSandboxResponse) ProtoMessage() {}
+
+func (x *RedirectSandboxResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_edge_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RedirectSandboxResponse.ProtoReflect.Descriptor instead.
+func (*RedirectSandboxResponse) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{13}
+}
+
 type ResolveImageResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// As it is kept in Layer.origin.
@@ -592,7 +822,7 @@ type ResolveImageResponse struct {
 
 func (x *ResolveImageResponse) Reset() {
 	*x = ResolveImageResponse{}
-	mi := &file_dsec_v1_edge_proto_msgTypes[10]
+	mi := &file_dsec_v1_edge_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -604,7 +834,7 @@ func (x *ResolveImageResponse) String() string {
 func (*ResolveImageResponse) ProtoMessage() {}
 
 func (x *ResolveImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_edge_proto_msgTypes[10]
+	mi := &file_dsec_v1_edge_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -617,7 +847,7 @@ func (x *ResolveImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResolveImageResponse.ProtoReflect.Descriptor instead.
 func (*ResolveImageResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{10}
+	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ResolveImageResponse) GetOrigin() *LayerOrigin {
@@ -639,7 +869,7 @@ type CheckLayersRequest struct {
 
 func (x *CheckLayersRequest) Reset() {
 	*x = CheckLayersRequest{}
-	mi := &file_dsec_v1_edge_proto_msgTypes[11]
+	mi := &file_dsec_v1_edge_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -651,7 +881,7 @@ func (x *CheckLayersRequest) String() string {
 func (*CheckLayersRequest) ProtoMessage() {}
 
 func (x *CheckLayersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_edge_proto_msgTypes[11]
+	mi := &file_dsec_v1_edge_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -664,7 +894,7 @@ func (x *CheckLayersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckLayersRequest.ProtoReflect.Descriptor instead.
 func (*CheckLayersRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{11}
+	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *CheckLayersRequest) GetDigests() []string {
@@ -691,7 +921,7 @@ type CheckLayersResponse struct {
 
 func (x *CheckLayersResponse) Reset() {
 	*x = CheckLayersResponse{}
-	mi := &file_dsec_v1_edge_proto_msgTypes[12]
+	mi := &file_dsec_v1_edge_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -703,7 +933,7 @@ func (x *CheckLayersResponse) String() string {
 func (*CheckLayersResponse) ProtoMessage() {}
 
 func (x *CheckLayersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_edge_proto_msgTypes[12]
+	mi := &file_dsec_v1_edge_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -716,7 +946,7 @@ func (x *CheckLayersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckLayersResponse.ProtoReflect.Descriptor instead.
 func (*CheckLayersResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{12}
+	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *CheckLayersResponse) GetDamage() string {
@@ -736,7 +966,7 @@ type ClaimLayersRequest struct {
 
 func (x *ClaimLayersRequest) Reset() {
 	*x = ClaimLayersRequest{}
-	mi := &file_dsec_v1_edge_proto_msgTypes[13]
+	mi := &file_dsec_v1_edge_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -748,7 +978,7 @@ func (x *ClaimLayersRequest) String() string {
 func (*ClaimLayersRequest) ProtoMessage() {}
 
 func (x *ClaimLayersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_edge_proto_msgTypes[13]
+	mi := &file_dsec_v1_edge_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -761,7 +991,7 @@ func (x *ClaimLayersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimLayersRequest.ProtoReflect.Descriptor instead.
 func (*ClaimLayersRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{13}
+	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ClaimLayersRequest) GetUnit() string {
@@ -779,7 +1009,7 @@ type ClaimLayersResponse struct {
 
 func (x *ClaimLayersResponse) Reset() {
 	*x = ClaimLayersResponse{}
-	mi := &file_dsec_v1_edge_proto_msgTypes[14]
+	mi := &file_dsec_v1_edge_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -791,7 +1021,7 @@ func (x *ClaimLayersResponse) String() string {
 func (*ClaimLayersResponse) ProtoMessage() {}
 
 func (x *ClaimLayersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_edge_proto_msgTypes[14]
+	mi := &file_dsec_v1_edge_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -804,7 +1034,7 @@ func (x *ClaimLayersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimLayersResponse.ProtoReflect.Descriptor instead.
 func (*ClaimLayersResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{14}
+	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{18}
 }
 
 type DropLayerRequest struct {
@@ -818,7 +1048,7 @@ type DropLayerRequest struct {
 
 func (x *DropLayerRequest) Reset() {
 	*x = DropLayerRequest{}
-	mi := &file_dsec_v1_edge_proto_msgTypes[15]
+	mi := &file_dsec_v1_edge_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -830,7 +1060,7 @@ func (x *DropLayerRequest) String() string {
 func (*DropLayerRequest) ProtoMessage() {}
 
 func (x *DropLayerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_edge_proto_msgTypes[15]
+	mi := &file_dsec_v1_edge_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -843,7 +1073,7 @@ func (x *DropLayerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropLayerRequest.ProtoReflect.Descriptor instead.
 func (*DropLayerRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{15}
+	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *DropLayerRequest) GetDigest() string {
@@ -868,7 +1098,7 @@ type DropLayerResponse struct {
 
 func (x *DropLayerResponse) Reset() {
 	*x = DropLayerResponse{}
-	mi := &file_dsec_v1_edge_proto_msgTypes[16]
+	mi := &file_dsec_v1_edge_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -880,7 +1110,7 @@ func (x *DropLayerResponse) String() string {
 func (*DropLayerResponse) ProtoMessage() {}
 
 func (x *DropLayerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_edge_proto_msgTypes[16]
+	mi := &file_dsec_v1_edge_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -893,7 +1123,7 @@ func (x *DropLayerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropLayerResponse.ProtoReflect.Descriptor instead.
 func (*DropLayerResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{16}
+	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{20}
 }
 
 type SweepLayersRequest struct {
@@ -907,7 +1137,7 @@ type SweepLayersRequest struct {
 
 func (x *SweepLayersRequest) Reset() {
 	*x = SweepLayersRequest{}
-	mi := &file_dsec_v1_edge_proto_msgTypes[17]
+	mi := &file_dsec_v1_edge_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -919,7 +1149,7 @@ func (x *SweepLayersRequest) String() string {
 func (*SweepLayersRequest) ProtoMessage() {}
 
 func (x *SweepLayersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_edge_proto_msgTypes[17]
+	mi := &file_dsec_v1_edge_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -932,7 +1162,7 @@ func (x *SweepLayersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SweepLayersRequest.ProtoReflect.Descriptor instead.
 func (*SweepLayersRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{17}
+	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *SweepLayersRequest) GetAge() *durationpb.Duration {
@@ -958,7 +1188,7 @@ type SweepLayersResponse struct {
 
 func (x *SweepLayersResponse) Reset() {
 	*x = SweepLayersResponse{}
-	mi := &file_dsec_v1_edge_proto_msgTypes[18]
+	mi := &file_dsec_v1_edge_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -970,7 +1200,7 @@ func (x *SweepLayersResponse) String() string {
 func (*SweepLayersResponse) ProtoMessage() {}
 
 func (x *SweepLayersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_edge_proto_msgTypes[18]
+	mi := &file_dsec_v1_edge_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -983,7 +1213,7 @@ func (x *SweepLayersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SweepLayersResponse.ProtoReflect.Descriptor instead.
 func (*SweepLayersResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{18}
+	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *SweepLayersResponse) GetLayers() []*StoredLayer {
@@ -997,7 +1227,7 @@ var File_dsec_v1_edge_proto protoreflect.FileDescriptor
 
 const file_dsec_v1_edge_proto_rawDesc = "" +
 	"\n" +
-	"\x12dsec/v1/edge.proto\x12\adsec.v1\x1a\x11dsec/v1/job.proto\x1a\x13dsec/v1/layer.proto\x1a\x15dsec/v1/sandbox.proto\x1a\x13dsec/v1/types.proto\x1a\x1egoogle/protobuf/duration.proto\"\r\n" +
+	"\x12dsec/v1/edge.proto\x12\adsec.v1\x1a\x11dsec/v1/job.proto\x1a\x13dsec/v1/layer.proto\x1a\x15dsec/v1/sandbox.proto\x1a\x16dsec/v1/snapshot.proto\x1a\x13dsec/v1/types.proto\x1a\x1egoogle/protobuf/duration.proto\"\r\n" +
 	"\vInfoRequest\"\xdb\x02\n" +
 	"\fInfoResponse\x12\x17\n" +
 	"\aedge_id\x18\x01 \x01(\tR\x06edgeId\x12\x1f\n" +
@@ -1037,7 +1267,25 @@ const file_dsec_v1_edge_proto_rawDesc = "" +
 	"\x06action\x18\x02 \x01(\tR\x06action\x12+\n" +
 	"\x05pause\x18\x03 \x01(\v2\x15.dsec.v1.PauseOptionsR\x05pause\"<\n" +
 	"\x12ApplyToJobResponse\x12&\n" +
-	"\x05items\x18\x01 \x03(\v2\x10.dsec.v1.JobItemR\x05items\"D\n" +
+	"\x05items\x18\x01 \x03(\v2\x10.dsec.v1.JobItemR\x05items\"o\n" +
+	"\x12PackSandboxRequest\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12$\n" +
+	"\x05scrub\x18\x02 \x01(\v2\x0e.dsec.v1.ScrubR\x05scrub\x12\x14\n" +
+	"\x05pause\x18\x03 \x01(\bR\x05pause\"\xb9\x01\n" +
+	"\x13PackSandboxResponse\x12$\n" +
+	"\x05layer\x18\x01 \x01(\v2\x0e.dsec.v1.LayerR\x05layer\x12+\n" +
+	"\x06report\x18\x02 \x01(\v2\x13.dsec.v1.PackReportR\x06report\x12.\n" +
+	"\x06create\x18\x03 \x01(\v2\x16.dsec.v1.CreateRequestR\x06create\x12\x1f\n" +
+	"\vpause_token\x18\x04 \x01(\fR\n" +
+	"pauseToken\"s\n" +
+	"\x16RedirectSandboxRequest\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x19\n" +
+	"\bmoved_to\x18\x02 \x01(\tR\amovedTo\x12\x1f\n" +
+	"\vpause_token\x18\x03 \x01(\fR\n" +
+	"pauseToken\"\x19\n" +
+	"\x17RedirectSandboxResponse\"D\n" +
 	"\x14ResolveImageResponse\x12,\n" +
 	"\x06origin\x18\x01 \x01(\v2\x14.dsec.v1.LayerOriginR\x06origin\"B\n" +
 	"\x12CheckLayersRequest\x12\x18\n" +
@@ -1056,7 +1304,7 @@ const file_dsec_v1_edge_proto_rawDesc = "" +
 	"\x03age\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x03age\x12\x12\n" +
 	"\x04unit\x18\x02 \x01(\tR\x04unit\"C\n" +
 	"\x13SweepLayersResponse\x12,\n" +
-	"\x06layers\x18\x01 \x03(\v2\x14.dsec.v1.StoredLayerR\x06layers2\xd4\v\n" +
+	"\x06layers\x18\x01 \x03(\v2\x14.dsec.v1.StoredLayerR\x06layers2\xf9\f\n" +
 	"\vEdgeService\x128\n" +
 	"\x04Info\x12\x14.dsec.v1.InfoRequest\x1a\x15.dsec.v1.InfoResponse\"\x03\x90\x02\x02\x12T\n" +
 	"\x0fCreateSandboxes\x12\x1f.dsec.v1.CreateSandboxesRequest\x1a .dsec.v1.CreateSandboxesResponse\x12M\n" +
@@ -1070,7 +1318,9 @@ const file_dsec_v1_edge_proto_rawDesc = "" +
 	"\fPauseSandbox\x12\x15.dsec.v1.PauseRequest\x1a\x16.dsec.v1.PauseResponse\"\x03\x90\x02\x02\x12E\n" +
 	"\rResumeSandbox\x12\x16.dsec.v1.ResumeRequest\x1a\x17.dsec.v1.ResumeResponse\"\x03\x90\x02\x02\x12J\n" +
 	"\n" +
-	"ApplyToJob\x12\x1a.dsec.v1.ApplyToJobRequest\x1a\x1b.dsec.v1.ApplyToJobResponse\"\x03\x90\x02\x02\x12N\n" +
+	"ApplyToJob\x12\x1a.dsec.v1.ApplyToJobRequest\x1a\x1b.dsec.v1.ApplyToJobResponse\"\x03\x90\x02\x02\x12H\n" +
+	"\vPackSandbox\x12\x1b.dsec.v1.PackSandboxRequest\x1a\x1c.dsec.v1.PackSandboxResponse\x12Y\n" +
+	"\x0fRedirectSandbox\x12\x1f.dsec.v1.RedirectSandboxRequest\x1a .dsec.v1.RedirectSandboxResponse\"\x03\x90\x02\x02\x12N\n" +
 	"\n" +
 	"BuildLayer\x12\x1b.dsec.v1.ImportLayerRequest\x1a\x1c.dsec.v1.ImportLayerResponse\"\x03\x90\x02\x02(\x01\x12M\n" +
 	"\fResolveImage\x12\x19.dsec.v1.PullLayerRequest\x1a\x1d.dsec.v1.ResolveImageResponse\"\x03\x90\x02\x02\x12I\n" +
@@ -1094,7 +1344,7 @@ func file_dsec_v1_edge_proto_rawDescGZIP() []byte {
 	return file_dsec_v1_edge_proto_rawDescData
 }
 
-var file_dsec_v1_edge_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
+var file_dsec_v1_edge_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
 var file_dsec_v1_edge_proto_goTypes = []any{
 	(*InfoRequest)(nil),             // 0: dsec.v1.InfoRequest
 	(*InfoResponse)(nil),            // 1: dsec.v1.InfoResponse
@@ -1106,103 +1356,118 @@ var file_dsec_v1_edge_proto_goTypes = []any{
 	(*FindRequestResponse)(nil),     // 7: dsec.v1.FindRequestResponse
 	(*ApplyToJobRequest)(nil),       // 8: dsec.v1.ApplyToJobRequest
 	(*ApplyToJobResponse)(nil),      // 9: dsec.v1.ApplyToJobResponse
-	(*ResolveImageResponse)(nil),    // 10: dsec.v1.ResolveImageResponse
-	(*CheckLayersRequest)(nil),      // 11: dsec.v1.CheckLayersRequest
-	(*CheckLayersResponse)(nil),     // 12: dsec.v1.CheckLayersResponse
-	(*ClaimLayersRequest)(nil),      // 13: dsec.v1.ClaimLayersRequest
-	(*ClaimLayersResponse)(nil),     // 14: dsec.v1.ClaimLayersResponse
-	(*DropLayerRequest)(nil),        // 15: dsec.v1.DropLayerRequest
-	(*DropLayerResponse)(nil),       // 16: dsec.v1.DropLayerResponse
-	(*SweepLayersRequest)(nil),      // 17: dsec.v1.SweepLayersRequest
-	(*SweepLayersResponse)(nil),     // 18: dsec.v1.SweepLayersResponse
-	(*Limits)(nil),                  // 19: dsec.v1.Limits
-	(*CreateRequest)(nil),           // 20: dsec.v1.CreateRequest
-	(*BatchCreateItem)(nil),         // 21: dsec.v1.BatchCreateItem
-	(*PauseOptions)(nil),            // 22: dsec.v1.PauseOptions
-	(*JobItem)(nil),                 // 23: dsec.v1.JobItem
-	(*LayerOrigin)(nil),             // 24: dsec.v1.LayerOrigin
-	(*durationpb.Duration)(nil),     // 25: google.protobuf.Duration
-	(*StoredLayer)(nil),             // 26: dsec.v1.StoredLayer
-	(*GetRequest)(nil),              // 27: dsec.v1.GetRequest
-	(*ListRequest)(nil),             // 28: dsec.v1.ListRequest
-	(*KillRequest)(nil),             // 29: dsec.v1.KillRequest
-	(*ExtendRequest)(nil),           // 30: dsec.v1.ExtendRequest
-	(*UsageRequest)(nil),            // 31: dsec.v1.UsageRequest
-	(*PauseRequest)(nil),            // 32: dsec.v1.PauseRequest
-	(*ResumeRequest)(nil),           // 33: dsec.v1.ResumeRequest
-	(*ImportLayerRequest)(nil),      // 34: dsec.v1.ImportLayerRequest
-	(*PullLayerRequest)(nil),        // 35: dsec.v1.PullLayerRequest
-	(*ExportLayerRequest)(nil),      // 36: dsec.v1.ExportLayerRequest
-	(*PrefetchLayerRequest)(nil),    // 37: dsec.v1.PrefetchLayerRequest
-	(*GetResponse)(nil),             // 38: dsec.v1.GetResponse
-	(*ListResponse)(nil),            // 39: dsec.v1.ListResponse
-	(*KillResponse)(nil),            // 40: dsec.v1.KillResponse
-	(*ExtendResponse)(nil),          // 41: dsec.v1.ExtendResponse
-	(*UsageResponse)(nil),           // 42: dsec.v1.UsageResponse
-	(*PauseResponse)(nil),           // 43: dsec.v1.PauseResponse
-	(*ResumeResponse)(nil),          // 44: dsec.v1.ResumeResponse
-	(*ImportLayerResponse)(nil),     // 45: dsec.v1.ImportLayerResponse
-	(*PullLayerResponse)(nil),       // 46: dsec.v1.PullLayerResponse
-	(*ExportLayerResponse)(nil),     // 47: dsec.v1.ExportLayerResponse
-	(*PrefetchLayerResponse)(nil),   // 48: dsec.v1.PrefetchLayerResponse
+	(*PackSandboxRequest)(nil),      // 10: dsec.v1.PackSandboxRequest
+	(*PackSandboxResponse)(nil),     // 11: dsec.v1.PackSandboxResponse
+	(*RedirectSandboxRequest)(nil),  // 12: dsec.v1.RedirectSandboxRequest
+	(*RedirectSandboxResponse)(nil), // 13: dsec.v1.RedirectSandboxResponse
+	(*ResolveImageResponse)(nil),    // 14: dsec.v1.ResolveImageResponse
+	(*CheckLayersRequest)(nil),      // 15: dsec.v1.CheckLayersRequest
+	(*CheckLayersResponse)(nil),     // 16: dsec.v1.CheckLayersResponse
+	(*ClaimLayersRequest)(nil),      // 17: dsec.v1.ClaimLayersRequest
+	(*ClaimLayersResponse)(nil),     // 18: dsec.v1.ClaimLayersResponse
+	(*DropLayerRequest)(nil),        // 19: dsec.v1.DropLayerRequest
+	(*DropLayerResponse)(nil),       // 20: dsec.v1.DropLayerResponse
+	(*SweepLayersRequest)(nil),      // 21: dsec.v1.SweepLayersRequest
+	(*SweepLayersResponse)(nil),     // 22: dsec.v1.SweepLayersResponse
+	(*Limits)(nil),                  // 23: dsec.v1.Limits
+	(*CreateRequest)(nil),           // 24: dsec.v1.CreateRequest
+	(*BatchCreateItem)(nil),         // 25: dsec.v1.BatchCreateItem
+	(*PauseOptions)(nil),            // 26: dsec.v1.PauseOptions
+	(*JobItem)(nil),                 // 27: dsec.v1.JobItem
+	(*Scrub)(nil),                   // 28: dsec.v1.Scrub
+	(*Layer)(nil),                   // 29: dsec.v1.Layer
+	(*PackReport)(nil),              // 30: dsec.v1.PackReport
+	(*LayerOrigin)(nil),             // 31: dsec.v1.LayerOrigin
+	(*durationpb.Duration)(nil),     // 32: google.protobuf.Duration
+	(*StoredLayer)(nil),             // 33: dsec.v1.StoredLayer
+	(*GetRequest)(nil),              // 34: dsec.v1.GetRequest
+	(*ListRequest)(nil),             // 35: dsec.v1.ListRequest
+	(*KillRequest)(nil),             // 36: dsec.v1.KillRequest
+	(*ExtendRequest)(nil),           // 37: dsec.v1.ExtendRequest
+	(*UsageRequest)(nil),            // 38: dsec.v1.UsageRequest
+	(*PauseRequest)(nil),            // 39: dsec.v1.PauseRequest
+	(*ResumeRequest)(nil),           // 40: dsec.v1.ResumeRequest
+	(*ImportLayerRequest)(nil),      // 41: dsec.v1.ImportLayerRequest
+	(*PullLayerRequest)(nil),        // 42: dsec.v1.PullLayerRequest
+	(*ExportLayerRequest)(nil),      // 43: dsec.v1.ExportLayerRequest
+	(*PrefetchLayerRequest)(nil),    // 44: dsec.v1.PrefetchLayerRequest
+	(*GetResponse)(nil),             // 45: dsec.v1.GetResponse
+	(*ListResponse)(nil),            // 46: dsec.v1.ListResponse
+	(*KillResponse)(nil),            // 47: dsec.v1.KillResponse
+	(*ExtendResponse)(nil),          // 48: dsec.v1.ExtendResponse
+	(*UsageResponse)(nil),           // 49: dsec.v1.UsageResponse
+	(*PauseResponse)(nil),           // 50: dsec.v1.PauseResponse
+	(*ResumeResponse)(nil),          // 51: dsec.v1.ResumeResponse
+	(*ImportLayerResponse)(nil),     // 52: dsec.v1.ImportLayerResponse
+	(*PullLayerResponse)(nil),       // 53: dsec.v1.PullLayerResponse
+	(*ExportLayerResponse)(nil),     // 54: dsec.v1.ExportLayerResponse
+	(*PrefetchLayerResponse)(nil),   // 55: dsec.v1.PrefetchLayerResponse
 }
 var file_dsec_v1_edge_proto_depIdxs = []int32{
 	2,  // 0: dsec.v1.InfoResponse.backends:type_name -> dsec.v1.BackendInfo
-	19, // 1: dsec.v1.InfoResponse.default_limits:type_name -> dsec.v1.Limits
-	19, // 2: dsec.v1.InfoResponse.max_limits:type_name -> dsec.v1.Limits
+	23, // 1: dsec.v1.InfoResponse.default_limits:type_name -> dsec.v1.Limits
+	23, // 2: dsec.v1.InfoResponse.max_limits:type_name -> dsec.v1.Limits
 	4,  // 3: dsec.v1.CreateSandboxesRequest.items:type_name -> dsec.v1.CreateSandboxesItem
-	20, // 4: dsec.v1.CreateSandboxesItem.request:type_name -> dsec.v1.CreateRequest
-	21, // 5: dsec.v1.CreateSandboxesResponse.items:type_name -> dsec.v1.BatchCreateItem
-	22, // 6: dsec.v1.ApplyToJobRequest.pause:type_name -> dsec.v1.PauseOptions
-	23, // 7: dsec.v1.ApplyToJobResponse.items:type_name -> dsec.v1.JobItem
-	24, // 8: dsec.v1.ResolveImageResponse.origin:type_name -> dsec.v1.LayerOrigin
-	25, // 9: dsec.v1.SweepLayersRequest.age:type_name -> google.protobuf.Duration
-	26, // 10: dsec.v1.SweepLayersResponse.layers:type_name -> dsec.v1.StoredLayer
-	0,  // 11: dsec.v1.EdgeService.Info:input_type -> dsec.v1.InfoRequest
-	3,  // 12: dsec.v1.EdgeService.CreateSandboxes:input_type -> dsec.v1.CreateSandboxesRequest
-	6,  // 13: dsec.v1.EdgeService.FindRequest:input_type -> dsec.v1.FindRequestRequest
-	27, // 14: dsec.v1.EdgeService.GetSandbox:input_type -> dsec.v1.GetRequest
-	28, // 15: dsec.v1.EdgeService.ListSandboxes:input_type -> dsec.v1.ListRequest
-	29, // 16: dsec.v1.EdgeService.KillSandbox:input_type -> dsec.v1.KillRequest
-	30, // 17: dsec.v1.EdgeService.ExtendSandbox:input_type -> dsec.v1.ExtendRequest
-	31, // 18: dsec.v1.EdgeService.GetUsage:input_type -> dsec.v1.UsageRequest
-	32, // 19: dsec.v1.EdgeService.PauseSandbox:input_type -> dsec.v1.PauseRequest
-	33, // 20: dsec.v1.EdgeService.ResumeSandbox:input_type -> dsec.v1.ResumeRequest
-	8,  // 21: dsec.v1.EdgeService.ApplyToJob:input_type -> dsec.v1.ApplyToJobRequest
-	34, // 22: dsec.v1.EdgeService.BuildLayer:input_type -> dsec.v1.ImportLayerRequest
-	35, // 23: dsec.v1.EdgeService.ResolveImage:input_type -> dsec.v1.PullLayerRequest
-	35, // 24: dsec.v1.EdgeService.PullLayer:input_type -> dsec.v1.PullLayerRequest
-	11, // 25: dsec.v1.EdgeService.CheckLayers:input_type -> dsec.v1.CheckLayersRequest
-	36, // 26: dsec.v1.EdgeService.ExportLayer:input_type -> dsec.v1.ExportLayerRequest
-	37, // 27: dsec.v1.EdgeService.PrefetchLayer:input_type -> dsec.v1.PrefetchLayerRequest
-	13, // 28: dsec.v1.EdgeService.ClaimLayers:input_type -> dsec.v1.ClaimLayersRequest
-	15, // 29: dsec.v1.EdgeService.DropLayer:input_type -> dsec.v1.DropLayerRequest
-	17, // 30: dsec.v1.EdgeService.SweepLayers:input_type -> dsec.v1.SweepLayersRequest
-	1,  // 31: dsec.v1.EdgeService.Info:output_type -> dsec.v1.InfoResponse
-	5,  // 32: dsec.v1.EdgeService.CreateSandboxes:output_type -> dsec.v1.CreateSandboxesResponse
-	7,  // 33: dsec.v1.EdgeService.FindRequest:output_type -> dsec.v1.FindRequestResponse
-	38, // 34: dsec.v1.EdgeService.GetSandbox:output_type -> dsec.v1.GetResponse
-	39, // 35: dsec.v1.EdgeService.ListSandboxes:output_type -> dsec.v1.ListResponse
-	40, // 36: dsec.v1.EdgeService.KillSandbox:output_type -> dsec.v1.KillResponse
-	41, // 37: dsec.v1.EdgeService.ExtendSandbox:output_type -> dsec.v1.ExtendResponse
-	42, // 38: dsec.v1.EdgeService.GetUsage:output_type -> dsec.v1.UsageResponse
-	43, // 39: dsec.v1.EdgeService.PauseSandbox:output_type -> dsec.v1.PauseResponse
-	44, // 40: dsec.v1.EdgeService.ResumeSandbox:output_type -> dsec.v1.ResumeResponse
-	9,  // 41: dsec.v1.EdgeService.ApplyToJob:output_type -> dsec.v1.ApplyToJobResponse
-	45, // 42: dsec.v1.EdgeService.BuildLayer:output_type -> dsec.v1.ImportLayerResponse
-	10, // 43: dsec.v1.EdgeService.ResolveImage:output_type -> dsec.v1.ResolveImageResponse
-	46, // 44: dsec.v1.EdgeService.PullLayer:output_type -> dsec.v1.PullLayerResponse
-	12, // 45: dsec.v1.EdgeService.CheckLayers:output_type -> dsec.v1.CheckLayersResponse
-	47, // 46: dsec.v1.EdgeService.ExportLayer:output_type -> dsec.v1.ExportLayerResponse
-	48, // 47: dsec.v1.EdgeService.PrefetchLayer:output_type -> dsec.v1.PrefetchLayerResponse
-	14, // 48: dsec.v1.EdgeService.ClaimLayers:output_type -> dsec.v1.ClaimLayersResponse
-	16, // 49: dsec.v1.EdgeService.DropLayer:output_type -> dsec.v1.DropLayerResponse
-	18, // 50: dsec.v1.EdgeService.SweepLayers:output_type -> dsec.v1.SweepLayersResponse
-	31, // [31:51] is the sub-list for method output_type
-	11, // [11:31] is the sub-list for method input_type
-	11, // [11:11] is the sub-list for extension type_name
-	11, // [11:11] is the sub-list for extension extendee
-	0,  // [0:11] is the sub-list for field type_name
+	24, // 4: dsec.v1.CreateSandboxesItem.request:type_name -> dsec.v1.CreateRequest
+	25, // 5: dsec.v1.CreateSandboxesResponse.items:type_name -> dsec.v1.BatchCreateItem
+	26, // 6: dsec.v1.ApplyToJobRequest.pause:type_name -> dsec.v1.PauseOptions
+	27, // 7: dsec.v1.ApplyToJobResponse.items:type_name -> dsec.v1.JobItem
+	28, // 8: dsec.v1.PackSandboxRequest.scrub:type_name -> dsec.v1.Scrub
+	29, // 9: dsec.v1.PackSandboxResponse.layer:type_name -> dsec.v1.Layer
+	30, // 10: dsec.v1.PackSandboxResponse.report:type_name -> dsec.v1.PackReport
+	24, // 11: dsec.v1.PackSandboxResponse.create:type_name -> dsec.v1.CreateRequest
+	31, // 12: dsec.v1.ResolveImageResponse.origin:type_name -> dsec.v1.LayerOrigin
+	32, // 13: dsec.v1.SweepLayersRequest.age:type_name -> google.protobuf.Duration
+	33, // 14: dsec.v1.SweepLayersResponse.layers:type_name -> dsec.v1.StoredLayer
+	0,  // 15: dsec.v1.EdgeService.Info:input_type -> dsec.v1.InfoRequest
+	3,  // 16: dsec.v1.EdgeService.CreateSandboxes:input_type -> dsec.v1.CreateSandboxesRequest
+	6,  // 17: dsec.v1.EdgeService.FindRequest:input_type -> dsec.v1.FindRequestRequest
+	34, // 18: dsec.v1.EdgeService.GetSandbox:input_type -> dsec.v1.GetRequest
+	35, // 19: dsec.v1.EdgeService.ListSandboxes:input_type -> dsec.v1.ListRequest
+	36, // 20: dsec.v1.EdgeService.KillSandbox:input_type -> dsec.v1.KillRequest
+	37, // 21: dsec.v1.EdgeService.ExtendSandbox:input_type -> dsec.v1.ExtendRequest
+	38, // 22: dsec.v1.EdgeService.GetUsage:input_type -> dsec.v1.UsageRequest
+	39, // 23: dsec.v1.EdgeService.PauseSandbox:input_type -> dsec.v1.PauseRequest
+	40, // 24: dsec.v1.EdgeService.ResumeSandbox:input_type -> dsec.v1.ResumeRequest
+	8,  // 25: dsec.v1.EdgeService.ApplyToJob:input_type -> dsec.v1.ApplyToJobRequest
+	10, // 26: dsec.v1.EdgeService.PackSandbox:input_type -> dsec.v1.PackSandboxRequest
+	12, // 27: dsec.v1.EdgeService.RedirectSandbox:input_type -> dsec.v1.RedirectSandboxRequest
+	41, // 28: dsec.v1.EdgeService.BuildLayer:input_type -> dsec.v1.ImportLayerRequest
+	42, // 29: dsec.v1.EdgeService.ResolveImage:input_type -> dsec.v1.PullLayerRequest
+	42, // 30: dsec.v1.EdgeService.PullLayer:input_type -> dsec.v1.PullLayerRequest
+	15, // 31: dsec.v1.EdgeService.CheckLayers:input_type -> dsec.v1.CheckLayersRequest
+	43, // 32: dsec.v1.EdgeService.ExportLayer:input_type -> dsec.v1.ExportLayerRequest
+	44, // 33: dsec.v1.EdgeService.PrefetchLayer:input_type -> dsec.v1.PrefetchLayerRequest
+	17, // 34: dsec.v1.EdgeService.ClaimLayers:input_type -> dsec.v1.ClaimLayersRequest
+	19, // 35: dsec.v1.EdgeService.DropLayer:input_type -> dsec.v1.DropLayerRequest
+	21, // 36: dsec.v1.EdgeService.SweepLayers:input_type -> dsec.v1.SweepLayersRequest
+	1,  // 37: dsec.v1.EdgeService.Info:output_type -> dsec.v1.InfoResponse
+	5,  // 38: dsec.v1.EdgeService.CreateSandboxes:output_type -> dsec.v1.CreateSandboxesResponse
+	7,  // 39: dsec.v1.EdgeService.FindRequest:output_type -> dsec.v1.FindRequestResponse
+	45, // 40: dsec.v1.EdgeService.GetSandbox:output_type -> dsec.v1.GetResponse
+	46, // 41: dsec.v1.EdgeService.ListSandboxes:output_type -> dsec.v1.ListResponse
+	47, // 42: dsec.v1.EdgeService.KillSandbox:output_type -> dsec.v1.KillResponse
+	48, // 43: dsec.v1.EdgeService.ExtendSandbox:output_type -> dsec.v1.ExtendResponse
+	49, // 44: dsec.v1.EdgeService.GetUsage:output_type -> dsec.v1.UsageResponse
+	50, // 45: dsec.v1.EdgeService.PauseSandbox:output_type -> dsec.v1.PauseResponse
+	51, // 46: dsec.v1.EdgeService.ResumeSandbox:output_type -> dsec.v1.ResumeResponse
+	9,  // 47: dsec.v1.EdgeService.ApplyToJob:output_type -> dsec.v1.ApplyToJobResponse
+	11, // 48: dsec.v1.EdgeService.PackSandbox:output_type -> dsec.v1.PackSandboxResponse
+	13, // 49: dsec.v1.EdgeService.RedirectSandbox:output_type -> dsec.v1.RedirectSandboxResponse
+	52, // 50: dsec.v1.EdgeService.BuildLayer:output_type -> dsec.v1.ImportLayerResponse
+	14, // 51: dsec.v1.EdgeService.ResolveImage:output_type -> dsec.v1.ResolveImageResponse
+	53, // 52: dsec.v1.EdgeService.PullLayer:output_type -> dsec.v1.PullLayerResponse
+	16, // 53: dsec.v1.EdgeService.CheckLayers:output_type -> dsec.v1.CheckLayersResponse
+	54, // 54: dsec.v1.EdgeService.ExportLayer:output_type -> dsec.v1.ExportLayerResponse
+	55, // 55: dsec.v1.EdgeService.PrefetchLayer:output_type -> dsec.v1.PrefetchLayerResponse
+	18, // 56: dsec.v1.EdgeService.ClaimLayers:output_type -> dsec.v1.ClaimLayersResponse
+	20, // 57: dsec.v1.EdgeService.DropLayer:output_type -> dsec.v1.DropLayerResponse
+	22, // 58: dsec.v1.EdgeService.SweepLayers:output_type -> dsec.v1.SweepLayersResponse
+	37, // [37:59] is the sub-list for method output_type
+	15, // [15:37] is the sub-list for method input_type
+	15, // [15:15] is the sub-list for extension type_name
+	15, // [15:15] is the sub-list for extension extendee
+	0,  // [0:15] is the sub-list for field type_name
 }
 
 func init() { file_dsec_v1_edge_proto_init() }
@@ -1213,6 +1478,7 @@ func file_dsec_v1_edge_proto_init() {
 	file_dsec_v1_job_proto_init()
 	file_dsec_v1_layer_proto_init()
 	file_dsec_v1_sandbox_proto_init()
+	file_dsec_v1_snapshot_proto_init()
 	file_dsec_v1_types_proto_init()
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -1220,7 +1486,7 @@ func file_dsec_v1_edge_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dsec_v1_edge_proto_rawDesc), len(file_dsec_v1_edge_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   19,
+			NumMessages:   23,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

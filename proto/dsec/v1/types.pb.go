@@ -648,7 +648,9 @@ type ErrorDetail struct {
 	// Field of the request at fault, dotted; empty if none is.
 	Field string `protobuf:"bytes,2,opt,name=field,proto3" json:"field,omitempty"`
 	// True where the request was provably not accepted.
-	Retryable     bool `protobuf:"varint,3,opt,name=retryable,proto3" json:"retryable,omitempty"`
+	Retryable bool `protobuf:"varint,3,opt,name=retryable,proto3" json:"retryable,omitempty"`
+	// ID of the sandbox that has taken the place of the one that was named.
+	MovedTo       string `protobuf:"bytes,4,opt,name=moved_to,json=movedTo,proto3" json:"moved_to,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -702,6 +704,13 @@ func (x *ErrorDetail) GetRetryable() bool {
 		return x.Retryable
 	}
 	return false
+}
+
+func (x *ErrorDetail) GetMovedTo() string {
+	if x != nil {
+		return x.MovedTo
+	}
+	return ""
 }
 
 var File_dsec_v1_types_proto protoreflect.FileDescriptor
@@ -777,11 +786,12 @@ const file_dsec_v1_types_proto_rawDesc = "" +
 	"\x03cpu\x18\t \x01(\v2\x19.google.protobuf.DurationR\x03cpu\x12\"\n" +
 	"\rmax_rss_bytes\x18\n" +
 	" \x01(\x03R\vmaxRssBytesB\x05\n" +
-	"\x03end\"U\n" +
+	"\x03end\"p\n" +
 	"\vErrorDetail\x12\x12\n" +
 	"\x04code\x18\x01 \x01(\tR\x04code\x12\x14\n" +
 	"\x05field\x18\x02 \x01(\tR\x05field\x12\x1c\n" +
-	"\tretryable\x18\x03 \x01(\bR\tretryableB/Z-github.com/opendsec/dsec/proto/dsec/v1;dsecv1b\x06proto3"
+	"\tretryable\x18\x03 \x01(\bR\tretryable\x12\x19\n" +
+	"\bmoved_to\x18\x04 \x01(\tR\amovedToB/Z-github.com/opendsec/dsec/proto/dsec/v1;dsecv1b\x06proto3"
 
 var (
 	file_dsec_v1_types_proto_rawDescOnce sync.Once

@@ -60,6 +60,11 @@ const (
 	EdgeServiceResumeSandboxProcedure = "/dsec.v1.EdgeService/ResumeSandbox"
 	// EdgeServiceApplyToJobProcedure is the fully-qualified name of the EdgeService's ApplyToJob RPC.
 	EdgeServiceApplyToJobProcedure = "/dsec.v1.EdgeService/ApplyToJob"
+	// EdgeServicePackSandboxProcedure is the fully-qualified name of the EdgeService's PackSandbox RPC.
+	EdgeServicePackSandboxProcedure = "/dsec.v1.EdgeService/PackSandbox"
+	// EdgeServiceRedirectSandboxProcedure is the fully-qualified name of the EdgeService's
+	// RedirectSandbox RPC.
+	EdgeServiceRedirectSandboxProcedure = "/dsec.v1.EdgeService/RedirectSandbox"
 	// EdgeServiceBuildLayerProcedure is the fully-qualified name of the EdgeService's BuildLayer RPC.
 	EdgeServiceBuildLayerProcedure = "/dsec.v1.EdgeService/BuildLayer"
 	// EdgeServiceResolveImageProcedure is the fully-qualified name of the EdgeService's ResolveImage
@@ -100,6 +105,12 @@ type EdgeServiceClient interface {
 	// ApplyToJob does the same to all sandboxes of a job that have not ended, with one
 	// result for each.
 	ApplyToJob(context.Context, *connect.Request[v1.ApplyToJobRequest]) (*connect.Response[v1.ApplyToJobResponse], error)
+	// PackSandbox makes a layer of what a sandbox has written, and tells what another one
+	// is made by. Names are not the edge's business.
+	PackSandbox(context.Context, *connect.Request[v1.PackSandboxRequest]) (*connect.Response[v1.PackSandboxResponse], error)
+	// RedirectSandbox ends a sandbox whose place another one has taken: calls for it fail
+	// from then on, and tell that one's ID.
+	RedirectSandbox(context.Context, *connect.Request[v1.RedirectSandboxRequest]) (*connect.Response[v1.RedirectSandboxResponse], error)
 	// BuildLayer converts an uploaded archive into a layer of the store; names
 	// are not the edge's business.
 	BuildLayer(context.Context) *connect.ClientStreamForClient[v1.ImportLayerRequest, v1.ImportLayerResponse]
@@ -212,6 +223,19 @@ func NewEdgeServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
+		packSandbox: connect.NewClient[v1.PackSandboxRequest, v1.PackSandboxResponse](
+			httpClient,
+			baseURL+EdgeServicePackSandboxProcedure,
+			connect.WithSchema(edgeServiceMethods.ByName("PackSandbox")),
+			connect.WithClientOptions(opts...),
+		),
+		redirectSandbox: connect.NewClient[v1.RedirectSandboxRequest, v1.RedirectSandboxResponse](
+			httpClient,
+			baseURL+EdgeServiceRedirectSandboxProcedure,
+			connect.WithSchema(edgeServiceMethods.ByName("RedirectSandbox")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
+			connect.WithClientOptions(opts...),
+		),
 		buildLayer: connect.NewClient[v1.ImportLayerRequest, v1.ImportLayerResponse](
 			httpClient,
 			baseURL+EdgeServiceBuildLayerProcedure,
@@ -291,6 +315,8 @@ type edgeServiceClient struct {
 	pauseSandbox    *connect.Client[v1.PauseRequest, v1.PauseResponse]
 	resumeSandbox   *connect.Client[v1.ResumeRequest, v1.ResumeResponse]
 	applyToJob      *connect.Client[v1.ApplyToJobRequest, v1.ApplyToJobResponse]
+	packSandbox     *connect.Client[v1.PackSandboxRequest, v1.PackSandboxResponse]
+	redirectSandbox *connect.Client[v1.RedirectSandboxRequest, v1.RedirectSandboxResponse]
 	buildLayer      *connect.Client[v1.ImportLayerRequest, v1.ImportLayerResponse]
 	resolveImage    *connect.Client[v1.PullLayerRequest, v1.ResolveImageResponse]
 	pullLayer       *connect.Client[v1.PullLayerRequest, v1.PullLayerResponse]
@@ -357,6 +383,16 @@ func (c *edgeServiceClient) ApplyToJob(ctx context.Context, req *connect.Request
 	return c.applyToJob.CallUnary(ctx, req)
 }
 
+// PackSandbox calls dsec.v1.EdgeService.PackSandbox.
+func (c *edgeServiceClient) PackSandbox(ctx context.Context, req *connect.Request[v1.PackSandboxRequest]) (*connect.Response[v1.PackSandboxResponse], error) {
+	return c.packSandbox.CallUnary(ctx, req)
+}
+
+// RedirectSandbox calls dsec.v1.EdgeService.RedirectSandbox.
+func (c *edgeServiceClient) RedirectSandbox(ctx context.Context, req *connect.Request[v1.RedirectSandboxRequest]) (*connect.Response[v1.RedirectSandboxResponse], error) {
+	return c.redirectSandbox.CallUnary(ctx, req)
+}
+
 // BuildLayer calls dsec.v1.EdgeService.BuildLayer.
 func (c *edgeServiceClient) BuildLayer(ctx context.Context) *connect.ClientStreamForClient[v1.ImportLayerRequest, v1.ImportLayerResponse] {
 	return c.buildLayer.CallClientStream(ctx)
@@ -420,6 +456,12 @@ type EdgeServiceHandler interface {
 	// ApplyToJob does the same to all sandboxes of a job that have not ended, with one
 	// result for each.
 	ApplyToJob(context.Context, *connect.Request[v1.ApplyToJobRequest]) (*connect.Response[v1.ApplyToJobResponse], error)
+	// PackSandbox makes a layer of what a sandbox has written, and tells what another one
+	// is made by. Names are not the edge's business.
+	PackSandbox(context.Context, *connect.Request[v1.PackSandboxRequest]) (*connect.Response[v1.PackSandboxResponse], error)
+	// RedirectSandbox ends a sandbox whose place another one has taken: calls for it fail
+	// from then on, and tell that one's ID.
+	RedirectSandbox(context.Context, *connect.Request[v1.RedirectSandboxRequest]) (*connect.Response[v1.RedirectSandboxResponse], error)
 	// BuildLayer converts an uploaded archive into a layer of the store; names
 	// are not the edge's business.
 	BuildLayer(context.Context, *connect.ClientStream[v1.ImportLayerRequest]) (*connect.Response[v1.ImportLayerResponse], error)
@@ -528,6 +570,19 @@ func NewEdgeServiceHandler(svc EdgeServiceHandler, opts ...connect.HandlerOption
 		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
+	edgeServicePackSandboxHandler := connect.NewUnaryHandler(
+		EdgeServicePackSandboxProcedure,
+		svc.PackSandbox,
+		connect.WithSchema(edgeServiceMethods.ByName("PackSandbox")),
+		connect.WithHandlerOptions(opts...),
+	)
+	edgeServiceRedirectSandboxHandler := connect.NewUnaryHandler(
+		EdgeServiceRedirectSandboxProcedure,
+		svc.RedirectSandbox,
+		connect.WithSchema(edgeServiceMethods.ByName("RedirectSandbox")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
+		connect.WithHandlerOptions(opts...),
+	)
 	edgeServiceBuildLayerHandler := connect.NewClientStreamHandler(
 		EdgeServiceBuildLayerProcedure,
 		svc.BuildLayer,
@@ -615,6 +670,10 @@ func NewEdgeServiceHandler(svc EdgeServiceHandler, opts ...connect.HandlerOption
 			edgeServiceResumeSandboxHandler.ServeHTTP(w, r)
 		case EdgeServiceApplyToJobProcedure:
 			edgeServiceApplyToJobHandler.ServeHTTP(w, r)
+		case EdgeServicePackSandboxProcedure:
+			edgeServicePackSandboxHandler.ServeHTTP(w, r)
+		case EdgeServiceRedirectSandboxProcedure:
+			edgeServiceRedirectSandboxHandler.ServeHTTP(w, r)
 		case EdgeServiceBuildLayerProcedure:
 			edgeServiceBuildLayerHandler.ServeHTTP(w, r)
 		case EdgeServiceResolveImageProcedure:
@@ -684,6 +743,14 @@ func (UnimplementedEdgeServiceHandler) ResumeSandbox(context.Context, *connect.R
 
 func (UnimplementedEdgeServiceHandler) ApplyToJob(context.Context, *connect.Request[v1.ApplyToJobRequest]) (*connect.Response[v1.ApplyToJobResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.EdgeService.ApplyToJob is not implemented"))
+}
+
+func (UnimplementedEdgeServiceHandler) PackSandbox(context.Context, *connect.Request[v1.PackSandboxRequest]) (*connect.Response[v1.PackSandboxResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.EdgeService.PackSandbox is not implemented"))
+}
+
+func (UnimplementedEdgeServiceHandler) RedirectSandbox(context.Context, *connect.Request[v1.RedirectSandboxRequest]) (*connect.Response[v1.RedirectSandboxResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.EdgeService.RedirectSandbox is not implemented"))
 }
 
 func (UnimplementedEdgeServiceHandler) BuildLayer(context.Context, *connect.ClientStream[v1.ImportLayerRequest]) (*connect.Response[v1.ImportLayerResponse], error) {
