@@ -55,6 +55,7 @@ type Server struct {
 	autoImport bool
 	unit       string // ID of this control plane, which the store of layers belongs to
 
+	moves     moves
 	removals  sync.Map      // of which it is not known what came of them, by the layer's digest
 	dropPause time.Duration // between attempts of one
 
@@ -137,6 +138,7 @@ func (s *Server) Handler() http.Handler {
 	mux.Handle(dsecv1connect.NewSessionServiceHandler(sessionService{s}, opts...))
 	mux.Handle(dsecv1connect.NewFileServiceHandler(fileService{s}, opts...))
 	mux.Handle(dsecv1connect.NewTrajectoryServiceHandler(trajectoryService{s}, opts...))
+	mux.Handle(dsecv1connect.NewSnapshotServiceHandler(snapshotService{s}, opts...))
 	mux.Handle(dsecv1connect.NewJobServiceHandler(jobService{s}, opts...))
 	mux.Handle(dsecv1connect.NewLayerServiceHandler(layerService{s}, opts...))
 	mux.Handle(dsecv1connect.NewAdminServiceHandler(adminService{s}, opts...))

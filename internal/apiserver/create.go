@@ -142,7 +142,7 @@ func checkRequestID(field, id string) error {
 // bodyDigest tells a repeated create from another one with the same request
 // id. It covers the request as the caller wrote it: a name that has moved
 // since must not turn a retry into a conflict.
-func bodyDigest(project string, req *dsecv1.CreateRequest) ([]byte, error) {
+func bodyDigest(project string, req proto.Message) ([]byte, error) {
 	body, err := proto.MarshalOptions{Deterministic: true}.Marshal(req)
 	if err != nil {
 		return nil, err

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 
 	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/apierr"
@@ -41,9 +42,10 @@ func request[T any](ctx context.Context, msg *T) *connect.Request[T] {
 	return req
 }
 
-// sandboxRequest is a request that names its sandbox.
+// sandboxRequest is a request that names its sandbox, as sandbox_id.
 type sandboxRequest[T any] interface {
 	*T
+	proto.Message
 	GetSandboxId() string
 }
 
@@ -53,11 +55,12 @@ func unary[C, Req, Res any, P sandboxRequest[Req]](
 	ctx context.Context, s *Server, req *connect.Request[Req],
 	client func(*watcher.Edge) C, call func(C, context.Context, *connect.Request[Req]) (*connect.Response[Res], error),
 ) (*connect.Response[Res], error) {
-	edge, err := s.owner("sandbox_id", P(req.Msg).GetSandboxId())
-	if err != nil {
-		return nil, err
-	}
-	return forward(ctx, client(edge), call, req.Msg)
+	var res *connect.Response[Res]
+	err := wherever[Req, P](s, req.Msg, func(edge *watcher.Edge, msg *Req) (err error) {
+		res, err = forward(ctx, client(edge), call, msg)
+		return err
+	})
+	return res, err
 }
 
 func forward[C, Req, Res any](
@@ -79,11 +82,10 @@ func download[C, Req, Res any, P sandboxRequest[Req]](
 	ctx context.Context, s *Server, msg *Req, out *connect.ServerStream[Res],
 	client func(*watcher.Edge) C, call func(C, context.Context, *connect.Request[Req]) (*connect.ServerStreamForClient[Res], error),
 ) error {
-	edge, err := s.owner("sandbox_id", P(msg).GetSandboxId())
-	if err != nil {
-		return err
-	}
-	return relayMarked(ctx, client(edge), call, msg, out.Send, func(h http.Header) { markReplayed(out.ResponseHeader(), h) })
+	return wherever[Req, P](s, msg, func(edge *watcher.Edge, msg *Req) error {
+		// An edge tells of a move before anything else.
+		return relayMarked(ctx, client(edge), call, msg, out.Send, func(h http.Header) { markReplayed(out.ResponseHeader(), h) })
+	})
 }
 
 // relay makes a call at an edge and sends on what it is answered by. One

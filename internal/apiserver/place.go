@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 
+	"connectrpc.com/connect"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/protobuf/proto"
 
@@ -22,7 +23,37 @@ const findAtOnce = 32
 // edge that provably did not accept an item is followed by the next.
 func (s *Server) place(ctx context.Context, items []*dsecv1.CreateSandboxesItem) []*dsecv1.BatchCreateItem {
 	results := make([]*dsecv1.BatchCreateItem, len(items))
+	s.placeIn(ctx, items, s.candidates(ctx, items, results), results)
+	for i, r := range results {
+		if to := r.GetError().GetDetail().GetMovedTo(); to != "" {
+			results[i] = s.wasMoved(ctx, to)
+		}
+	}
+	return results
+}
+
+// wasMoved is the result of a create whose request id leads to a sandbox that was moved.
+func (s *Server) wasMoved(ctx context.Context, to string) *dsecv1.BatchCreateItem {
+	res, err := unary(ctx, s, connect.NewRequest(&dsecv1.GetRequest{SandboxId: to}), edgeClient, dsecv1connect.EdgeServiceClient.GetSandbox)
+	if err != nil {
+		return failed(err)
+	}
+	return &dsecv1.BatchCreateItem{Result: &dsecv1.BatchCreateItem_Created{Created: &dsecv1.CreateResponse{Sandbox: res.Msg.Sandbox}}}
+}
+
+// placeBut places one item, on an edge only where no other one takes it.
+func (s *Server) placeBut(ctx context.Context, last dsec.EdgeID, item *dsecv1.CreateSandboxesItem) *dsecv1.BatchCreateItem {
+	items, results := []*dsecv1.CreateSandboxesItem{item}, make([]*dsecv1.BatchCreateItem, 1)
 	lists := s.candidates(ctx, items, results)
+	if list := lists[0]; slices.Contains(list, last) {
+		lists[0] = append(slices.DeleteFunc(list, func(id dsec.EdgeID) bool { return id == last }), last)
+	}
+	s.placeIn(ctx, items, lists, results)
+	return results[0]
+}
+
+// placeIn has each item made by the first edge on its list that takes it.
+func (s *Server) placeIn(ctx context.Context, items []*dsecv1.CreateSandboxesItem, lists [][]dsec.EdgeID, results []*dsecv1.BatchCreateItem) {
 	for {
 		at := map[dsec.EdgeID][]int{}
 		for i, list := range lists {
@@ -32,7 +63,7 @@ func (s *Server) place(ctx context.Context, items []*dsecv1.CreateSandboxesItem)
 			}
 		}
 		if len(at) == 0 {
-			return results
+			return
 		}
 		var g errgroup.Group
 		for id, idx := range at {

@@ -2,6 +2,7 @@ package edge
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"fmt"
@@ -281,8 +282,8 @@ func (e *Edge) layerDefaults(ctx context.Context, c *create) error {
 	if len(spec.Layers) == 0 && spec.Kind != dsec.KindFake {
 		return dsec.Invalid("layers", "want at least one layer")
 	}
-	var env, all []string
-	user, workdir := "", ""
+	var all []string
+	var config layer.Config
 	var stack dsec.Stack
 	for i, digest := range spec.Layers {
 		field := fmt.Sprintf("layers[%d]", i)
@@ -306,25 +307,15 @@ func (e *Edge) layerDefaults(ctx context.Context, c *create) error {
 		}
 		all = append(all, meta.Chain()...)
 		c.from = append(c.from, slices.Repeat([]int{i}, len(meta.Parents)+1)...)
-		env = mergeEnv(env, meta.Config.Env)
-		if meta.Config.User != "" {
-			user = meta.Config.User
-		}
-		if meta.Config.Workdir != "" {
-			workdir = meta.Config.Workdir
-		}
+		config = mergeConfig(config, meta.Config)
 	}
 	if len(all) > dsec.MaxLayers {
 		return dsec.Invalid("layers", "want at most %d with those that they go on, got %d", dsec.MaxLayers, len(all))
 	}
 	spec.Layers = all
-	spec.Env = mergeEnv(env, spec.Env)
-	if spec.User == "" {
-		spec.User = user
-	}
-	if spec.Workdir == "" {
-		spec.Workdir = workdir
-	}
+	spec.Env = mergeEnv(config.Env, spec.Env)
+	spec.User = cmp.Or(spec.User, config.User)
+	spec.Workdir = cmp.Or(spec.Workdir, config.Workdir)
 	return nil
 }
 

@@ -32,6 +32,20 @@ type call struct {
 
 // enter starts a call, which end must end.
 func (e *Edge) enter(ctx context.Context, h http.Header, id string) (*call, error) {
+	return e.enterIn(ctx, h, id, false)
+}
+
+// enterAsIs is enter that does not resume a paused sandbox, for a call that does nothing
+// within it.
+func (e *Edge) enterAsIs(ctx context.Context, h http.Header, id string) (*call, error) {
+	return e.enterIn(ctx, h, id, true)
+}
+
+func (e *Edge) enterIn(ctx context.Context, h http.Header, id string, asIs bool) (*call, error) {
+	fit := (*sandbox).notRunning
+	if asIs {
+		fit = (*sandbox).notLive
+	}
 	s, err := e.find(h.Get(projectHeader), id)
 	if err != nil {
 		return nil, err
@@ -40,7 +54,7 @@ func (e *Edge) enter(ctx context.Context, h http.Header, id string) (*call, erro
 		return nil, err
 	}
 	s.mu.Lock()
-	for s.turn != nil || s.state == dsec.StatePaused {
+	for !asIs && (s.turn != nil || s.state == dsec.StatePaused) {
 		s.mu.Unlock()
 		if err := e.resume(ctx, s); err != nil {
 			e.end()
@@ -48,7 +62,7 @@ func (e *Edge) enter(ctx context.Context, h http.Header, id string) (*call, erro
 		}
 		s.mu.Lock()
 	}
-	if err := s.notRunning(); err != nil {
+	if err := fit(s); err != nil {
 		s.mu.Unlock()
 		e.end()
 		return nil, err

@@ -125,6 +125,8 @@ type Layers interface {
 	Settle(ctx context.Context, digest string) error
 	// Build makes a layer of an archive.
 	Build(ctx context.Context, opt layer.BuildOptions, archive io.Reader) (layer.Meta, []string, error)
+	// Pack makes a layer of the upper directory of a sandbox.
+	Pack(ctx context.Context, opt layer.PackOptions, upper *os.File, owner uint32) (layer.Meta, layer.PackReport, error)
 	// OpenFS opens the files of a layer that is held, as go-erofs shows them.
 	OpenFS(ctx context.Context, digest string) (fs.FS, io.Closer, error)
 	// Claim has the store belong to the control plane of a unit; conflict where it

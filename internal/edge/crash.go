@@ -14,6 +14,8 @@ var CrashSteps = []string{
 	"fail.destroy",     // the journal says failed, nothing is freed
 	"pause.frozen",     // it is frozen, the journal says running
 	"resume.intent",    // the journal says running, it is frozen
+	"pack.copied",      // there is a copy of the disk that nobody owns but the backend
+	"redirect.intent",  // the journal says stopping, and where to
 	"cut.kill",         // the journal says that a command was cut off, it goes on
 	"recover.instance", // before a sandbox is taken over; once for each
 	"recover.sweep",    // before the objects of unclaimed sandboxes go

@@ -62,6 +62,7 @@ type Edge struct {
 	quiet     chan struct{}
 	output    heldOutput    // of Exec calls
 	pageOuts  chan struct{} // holds a token for each sandbox whose memory is being moved
+	packs     chan struct{} // holds a token for each pack under way
 	resuming  resuming
 	goroutine sync.WaitGroup
 
@@ -89,7 +90,7 @@ func New(cfg Config) (*Edge, error) {
 	}
 	e := &Edge{
 		cfg: cfg, log: cfg.Logger, backends: make(map[dsec.Kind]*offer),
-		clock: cfg.clock, output: heldOutput{most: cfg.texts.held}, creates: make(chan struct{}, cfg.CreateConcurrency), quiet: make(chan struct{}, 1), pageOuts: make(chan struct{}, runtime.GOMAXPROCS(0)),
+		clock: cfg.clock, output: heldOutput{most: cfg.texts.held}, creates: make(chan struct{}, cfg.CreateConcurrency), quiet: make(chan struct{}, 1), pageOuts: make(chan struct{}, runtime.GOMAXPROCS(0)), packs: make(chan struct{}, packsAtOnce),
 		sandboxes: make(map[dsec.SandboxID]*sandbox), keys: make(map[requestKey]*sandbox),
 	}
 	e.closing, e.close = context.WithCancelCause(context.Background())

@@ -33,6 +33,7 @@ type layers struct {
 	served []string
 	mends  bool   // whatever is built was damaged before, in the lowest of its layers
 	bad    string // the layer that is damaged
+	full   bool   // nothing can be packed
 }
 
 func digest(c byte) string { return "sha256:" + strings.Repeat(string(c), 64) }

@@ -48,6 +48,7 @@ type sandbox struct {
 	retry      time.Duration         // when to try again to free it, 0 is never
 	turn       chan struct{}         // of a pause or resume under way, closed at its end
 	paused     *pausing              // while state is paused
+	movedTo    dsec.SandboxID        // the sandbox that has taken its place
 	ended      time.Time
 	endedAt    time.Duration // the same on the boot clock
 	changed    chan struct{} // closed at the next change; nil if nobody waits
@@ -77,6 +78,7 @@ type record struct {
 	Warm       bool            `json:"warm,omitempty"`
 	Paused     *pauseRecord    `json:"paused,omitempty"`
 	Cut        []uint64        `json:"cut,omitempty"`
+	MovedTo    dsec.SandboxID  `json:"moved_to,omitempty"`
 	RequestID  string          `json:"request_id,omitempty"`
 	Digest     []byte          `json:"digest,omitempty"`
 	Ended      time.Time       `json:"ended,omitzero"`
@@ -91,7 +93,7 @@ func (e *Edge) record(s *sandbox) *record {
 		State: s.state, Reason: s.reason, Conditions: s.conditions, Created: s.created,
 		Idle: s.idle, Boot: e.bootID, Deadline: s.deadline, Handle: json.RawMessage(s.handle),
 		Warm: s.warm, RequestID: s.requestID, Digest: s.digest, Ended: s.ended,
-		Paused: s.paused.record(),
+		Paused: s.paused.record(), MovedTo: s.movedTo,
 	}
 	if !s.reaped {
 		r.Cut = s.cut
@@ -200,6 +202,9 @@ func (s *sandbox) notLive() error {
 // notRunning is the error of a call on a sandbox that cannot take one. The
 // caller holds s.mu.
 func (s *sandbox) notRunning() error {
+	if err := s.moved(); err != nil {
+		return err
+	}
 	switch s.state {
 	case dsec.StateLost, dsec.StateFailed:
 		return dsec.Errorf(dsec.CodeLost, "sandbox %s is %s: %s", s.id, s.state, s.reason)
@@ -281,5 +286,6 @@ const (
 	reasonKilled   = "killed"
 	reasonIdle     = "idle timeout"
 	reasonLifetime = "maximum lifetime"
+	reasonMigrate  = "to be moved"
 	reasonPaused   = "paused for too long"
 )

@@ -87,6 +87,11 @@ func (v service) createItem(ctx context.Context, project string, item *dsecv1.Cr
 	if err == nil {
 		s, err = v.e.create(ctx, c)
 	}
+	if err == nil { // what the request id leads to may have been moved since
+		s.mu.Lock()
+		err = s.moved()
+		s.mu.Unlock()
+	}
 	if err != nil {
 		safe := apierr.Safe(err)
 		v.e.metrics.errors.WithLabelValues(string(safe.Code)).Inc()
@@ -129,8 +134,19 @@ func (v service) GetSandbox(_ context.Context, req *connect.Request[dsecv1.GetRe
 	return connect.NewResponse(&dsecv1.GetResponse{Sandbox: v.e.proto(s)}), nil
 }
 
-// find is for calls that are served while the edge drains too.
+// find is for calls that are served while the edge drains too. Of a sandbox that was
+// moved it tells where to.
 func (v service) find(project, id string) (*sandbox, error) {
+	s, err := v.findAny(project, id)
+	if err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s, s.moved()
+}
+
+func (v service) findAny(project, id string) (*sandbox, error) {
 	if !v.e.ready.Load() {
 		return nil, errStarting
 	}

@@ -42,6 +42,8 @@ type Options struct {
 	OnProbe   func() error
 	OnPause   func(ctx context.Context, id dsec.SandboxID) error
 	OnResume  func(ctx context.Context, id dsec.SandboxID) error
+	// OnSnapshot is called before it is taken.
+	OnSnapshot func(ctx context.Context, id dsec.SandboxID) error
 	// OnPageOut, where set, is called in its place.
 	OnPageOut func(ctx context.Context, id dsec.SandboxID) (backend.PagedOut, error)
 

@@ -1,0 +1,202 @@
+package apiserver
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"unicode/utf8"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/apierr"
+	"github.com/opendsec/dsec/internal/watcher"
+	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
+	"github.com/opendsec/dsec/proto/dsec/v1/dsecv1connect"
+)
+
+type snapshotService struct{ s *Server }
+
+// pack packs a sandbox on its node, to whose store of layers this control plane may
+// write.
+func (s *Server) pack(ctx context.Context, msg *dsecv1.PackSandboxRequest) (at *watcher.Edge, res *connect.Response[dsecv1.PackSandboxResponse], err error) {
+	err = wherever(s, msg, func(edge *watcher.Edge, msg *dsecv1.PackSandboxRequest) error {
+		if err := s.claim(ctx, edge); err != nil {
+			return err
+		}
+		at = edge
+		res, err = forward(ctx, edgeClient(edge), dsecv1connect.EdgeServiceClient.PackSandbox, msg)
+		return err
+	})
+	return at, res, err
+}
+
+// Pack makes a layer of what a sandbox has written, and names it.
+func (p snapshotService) Pack(ctx context.Context, req *connect.Request[dsecv1.PackRequest]) (*connect.Response[dsecv1.PackResponse], error) {
+	m, names, project := req.Msg, p.s.layers, principal(ctx).Project
+	name, err := canonicalName("name", m.Name)
+	if err != nil {
+		return nil, err
+	}
+	began, err := names.store.Revision(ctx)
+	if err != nil {
+		return nil, err
+	}
+	_, res, err := p.s.pack(ctx, &dsecv1.PackSandboxRequest{SandboxId: m.SandboxId, Scrub: m.Scrub})
+	if err != nil {
+		return nil, err
+	}
+	t, err := tagOf(res.Msg.GetLayer(), nil)
+	if err != nil {
+		return nil, err
+	}
+	old, _, err := names.tags.Get(project + "/" + name)
+	if err != nil {
+		return nil, err
+	}
+	if err := (layerService{p.s}).give(ctx, project, name, t, old, began); err != nil {
+		return nil, err
+	}
+	out := connect.NewResponse(&dsecv1.PackResponse{Layer: t.message(name), Report: res.Msg.Report})
+	markReplayed(out.Header(), res.Header())
+	return out, nil
+}
+
+// Fork makes sandboxes of what another one has written.
+func (p snapshotService) Fork(ctx context.Context, req *connect.Request[dsecv1.ForkRequest]) (*connect.Response[dsecv1.ForkResponse], error) {
+	m := req.Msg
+	if err := p.checkFork(ctx, m); err != nil {
+		return nil, err
+	}
+	scrub := m.Scrub
+	if scrub == nil {
+		scrub = wholeScrub
+	}
+	_, packed, err := p.s.pack(ctx, &dsecv1.PackSandboxRequest{SandboxId: m.SandboxId, Scrub: scrub})
+	if err != nil {
+		return nil, err
+	}
+	// What is asked for is the fork: a retry finds the sandboxes that were made, though
+	// what it packed is another layer.
+	digest, err := bodyDigest(principal(ctx).Project, m)
+	if err != nil {
+		return nil, err
+	}
+	template := packed.Msg.Create
+	if m.Job != nil {
+		template.Job = *m.Job
+	}
+	add(&template.Labels, m.Labels)
+	add(&template.Env, m.Env)
+	items := make([]*dsecv1.CreateSandboxesItem, m.Count)
+	for i := range items {
+		create := proto.CloneOf(template)
+		if m.RequestId != "" {
+			create.RequestId = fmt.Sprintf("%s/%d", m.RequestId, i)
+		}
+		items[i] = &dsecv1.CreateSandboxesItem{Request: create, BodyDigest: digest}
+	}
+	out := connect.NewResponse(&dsecv1.ForkResponse{
+		Items: p.s.place(ctx, items), Digest: packed.Msg.GetLayer().GetDigest(), Report: packed.Msg.Report,
+	})
+	markReplayed(out.Header(), packed.Header())
+	return out, nil
+}
+
+// wholeScrub leaves all in but residue of the platform.
+var wholeScrub = &dsecv1.Scrub{NoDefaults: true, Secrets: "keep"}
+
+// checkFork checks what can be before anything is packed.
+func (p snapshotService) checkFork(ctx context.Context, m *dsecv1.ForkRequest) error {
+	if m.Count < 1 || m.Count > maxBatch {
+		return dsec.Invalid("count", "want 1 to %d, got %d", maxBatch, m.Count)
+	}
+	if err := checkRequestID("request_id", m.RequestId); err != nil {
+		return err
+	}
+	if m.RequestId != "" {
+		if longest := fmt.Sprintf("%s/%d", m.RequestId, m.Count-1); utf8.RuneCountInString(longest) > maxRequestID {
+			return dsec.Invalid("request_id", "want at most %d characters with /<index> added", maxRequestID)
+		}
+	}
+	if m.Job != nil {
+		return p.s.jobs.admit(principal(ctx).Project, "job", *m.Job)
+	}
+	return nil
+}
+
+// add puts the pairs of more into a map, over what is there.
+func add(to *map[string]string, more map[string]string) {
+	if *to == nil {
+		*to = map[string]string{}
+	}
+	maps.Copy(*to, more)
+}
+
+// Migrate has another sandbox take the place of one, on another node where there is one
+// that takes it.
+func (p snapshotService) Migrate(ctx context.Context, req *connect.Request[dsecv1.MigrateRequest]) (*connect.Response[dsecv1.MigrateResponse], error) {
+	m := req.Msg
+	if !m.LoseMemory {
+		return nil, &dsec.Error{Code: dsec.CodeUnsupported, Field: "lose_memory", Message: "processes and their memory cannot be moved, only the disk: want true where they may be lost"}
+	}
+	old := &dsecv1.GetRequest{SandboxId: m.SandboxId}
+	was, err := unary(ctx, p.s, connect.NewRequest(old), edgeClient, dsecv1connect.EdgeServiceClient.GetSandbox)
+	if err != nil {
+		return nil, err
+	}
+	id := was.Msg.GetSandbox().GetId()
+	edge, packed, err := p.s.pack(ctx, &dsecv1.PackSandboxRequest{SandboxId: id, Scrub: wholeScrub, Pause: true})
+	if err != nil {
+		return nil, err
+	}
+	made, err := p.s.createElsewhere(ctx, edge, packed.Msg.Create)
+	if err == nil {
+		if err = p.s.redirect(ctx, edge, id, made.Id, packed.Msg.PauseToken); err == nil {
+			return connect.NewResponse(&dsecv1.MigrateResponse{Sandbox: made, Report: packed.Msg.Report}), nil
+		}
+	}
+	if was.Msg.GetSandbox().GetState() == string(dsec.StateRunning) {
+		p.s.resumeAfter(ctx, edge, id)
+	}
+	return nil, err
+}
+
+// createElsewhere makes a sandbox, on another node than one if any takes it.
+func (s *Server) createElsewhere(ctx context.Context, edge *watcher.Edge, create *dsecv1.CreateRequest) (*dsecv1.Sandbox, error) {
+	r := s.placeBut(ctx, edge.ID(), &dsecv1.CreateSandboxesItem{Request: create})
+	switch r := r.GetResult().(type) {
+	case *dsecv1.BatchCreateItem_Created:
+		return r.Created.GetSandbox(), nil
+	case *dsecv1.BatchCreateItem_Error:
+		return nil, apierr.FromDetail(r.Error.GetDetail(), r.Error.GetMessage())
+	}
+	return nil, fmt.Errorf("edge answered a create with %T", r.GetResult())
+}
+
+// redirect has calls for a sandbox go to another one. Where it is known that they do not,
+// that one ends.
+func (s *Server) redirect(ctx context.Context, edge *watcher.Edge, from, to string, token []byte) error {
+	_, err := forward(ctx, edgeClient(edge), dsecv1connect.EdgeServiceClient.RedirectSandbox,
+		&dsecv1.RedirectSandboxRequest{SandboxId: from, MovedTo: to, PauseToken: token})
+	if err == nil || dsec.CodeOf(err) == dsec.CodeOutcomeUnknown {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), dropTimeout)
+	defer cancel()
+	if _, kerr := unary(ctx, s, connect.NewRequest(&dsecv1.KillRequest{SandboxId: to}), edgeClient, dsecv1connect.EdgeServiceClient.KillSandbox); kerr != nil {
+		s.log.Warn("a sandbox that was to take another's place stays", "sandbox", to, "err", kerr)
+	}
+	return err
+}
+
+// resumeAfter has a sandbox that was not moved after all go on. Where that fails the
+// next call for it does.
+func (s *Server) resumeAfter(ctx context.Context, edge *watcher.Edge, id string) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), dropTimeout)
+	defer cancel()
+	if _, err := forward(ctx, edgeClient(edge), dsecv1connect.EdgeServiceClient.ResumeSandbox, &dsecv1.ResumeRequest{SandboxId: id}); err != nil {
+		s.log.Info("a sandbox that was not moved stays paused", "sandbox", id, "err", err)
+	}
+}
