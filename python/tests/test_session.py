@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 from collections.abc import AsyncIterator
 from typing import Any
@@ -38,6 +39,21 @@ async def test_session_remembers(sandbox: Sandbox) -> None:
         # Another handle, another stream, the same shell.
         assert (await sandbox.session(session.session_id).run("echo $A")).text == "b\n"
     assert await sandbox.sessions() == []
+
+
+async def test_a_dropped_handle_closes_its_stream(sandbox: Sandbox) -> None:
+    async with await sandbox.open_session() as session:
+        other = sandbox.session(session.session_id)
+        await other.run("true")
+        stream = other._stream
+        assert stream is not None
+        pump = stream._pump
+        assert pump is not None
+        del other, stream
+        gc.collect()
+        await asyncio.wait({pump}, timeout=60)
+        assert pump.cancelled()
+        assert (await session.run("echo on")).text == "on\n"
 
 
 async def test_session_runs_one_after_the_other(sandbox: Sandbox) -> None:

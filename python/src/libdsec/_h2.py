@@ -29,6 +29,9 @@ _READ_SIZE = 64 << 10
 # How much may be on its way to us unread; more waits in the server.
 _WINDOW = 1 << 20
 _MAX_ERROR_BODY = 1 << 20
+# Streams leads only weakly to what reads them: a task that nobody else holds may be
+# finalised while it waits.
+_pumps: set[asyncio.Task[None] | None] = set()
 
 
 class BidiStream(Generic[Req, Resp]):
@@ -96,6 +99,7 @@ class BidiStream(Generic[Req, Resp]):
         self._h2.send_headers(self._stream, list(headers.items()))
         self._flush()
         self._pump = asyncio.create_task(self._receive_bytes())
+        _pumps.add(self._pump)
 
     async def send(self, message: Req) -> None:
         """Send a message; waits while the server takes no more.
@@ -150,6 +154,11 @@ class BidiStream(Generic[Req, Resp]):
         self._fail(OutcomeUnknownError("the stream was closed"))
         self._writer.close()
         self._notify()
+
+    def forsake(self) -> None:
+        """Close from any thread, for an owner that is finalised and forgot to."""
+        if self._pid == os.getpid() and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self.close)
 
     def usable(self) -> bool:
         """Whether more can be sent, from the running event loop of this process."""
@@ -210,7 +219,7 @@ class BidiStream(Generic[Req, Resp]):
 
     async def _receive_bytes(self) -> None:
         try:
-            while self._failure is None:
+            while not self._over():
                 data = await self._reader.read(_READ_SIZE)
                 if data:
                     self._take(data)
@@ -221,6 +230,9 @@ class BidiStream(Generic[Req, Resp]):
             self._fail(OutcomeUnknownError(f"the connection to the server was lost: {e}"))
         except h2.exceptions.ProtocolError as e:
             self._fail(InternalError(f"the server broke the HTTP/2 protocol: {e}"))
+        finally:
+            self._writer.close()  # one call to a connection
+            _pumps.discard(self._pump)
         self._notify()
 
     def _take(self, data: bytes) -> None:

@@ -127,6 +127,10 @@ class Session:
     ) -> None:
         await self.close()
 
+    def __del__(self) -> None:
+        if self._stream is not None:
+            self._stream.forsake()
+
     def _drop(self) -> None:
         if self._stream is not None:
             self._stream.close()
