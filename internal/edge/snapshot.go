@@ -78,7 +78,7 @@ func (c *call) pack(pause bool, scrub layer.Scrub, out *dsecv1.PackSandboxRespon
 	}
 	e.cfg.Crash("pack.copied")
 	meta, report, err := e.buildDiff(c.ctx, got, layer.PackOptions{
-		Project: s.project, Parents: c.spec.Layers, Config: config, Scrub: scrub,
+		Parents: c.spec.Layers, Config: config, Scrub: scrub,
 		Origin: &layer.Origin{Type: layer.OriginSandbox, Location: string(s.id), Revision: time.Now().UTC().Format(time.RFC3339Nano)},
 	})
 	if err != nil {

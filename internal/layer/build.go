@@ -87,19 +87,22 @@ func (s *Store) turn(ctx context.Context, project string) (_ context.Context, do
 	if !s.builds.take(ctx, project) {
 		return nil, nil, canceled(ctx)
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, s.opt.Timeout,
-		dsec.Errorf(dsec.CodeUnavailable, "the import took more than %s", s.opt.Timeout))
+	ctx, cancel := s.bounded(ctx)
 	return ctx, func() { cancel(); s.builds.give(project) }, nil
 }
 
-// publishAll makes layers of the images that the helper wrote, lowest first: all but
-// the topmost say nothing of processes, so that other images may have them too.
+func (s *Store) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(ctx, s.opt.Timeout, dsec.Errorf(dsec.CodeUnavailable, "the import took more than %s", s.opt.Timeout))
+}
+
+// publishAll makes layers of the images that the helper wrote, lowest first, which go on
+// the parents of like: all but the topmost say nothing of processes, so that other images may have them too.
 func (s *Store) publishAll(ctx context.Context, images []*os.File, res convert.Result, like Meta) (Meta, error) {
 	made := append(res.Below, res.Image)
 	for i := range made {
 		s.beginSync(images[i])
 	}
-	var parents []string
+	parents := like.Parents
 	for i, img := range made {
 		meta := like
 		meta.Version, meta.Size, meta.Files, meta.Parents = manifestVersion, img.Size, img.Files, parents

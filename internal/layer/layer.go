@@ -45,17 +45,19 @@ const (
 	SourceRootFS        = convert.SourceRootFS
 	SourceOCILayout     = convert.SourceOCILayout
 	SourceDockerArchive = convert.SourceDockerArchive
+	SourcePack          = convert.SourcePack // what a sandbox has written
 )
 
 // Where an archive came from.
 const (
 	OriginRegistry = "registry"
 	OriginGit      = "git"
+	OriginSandbox  = "sandbox" // its location is the ID, its revision the time
 )
 
-// Origin is where an image or a checkout came from.
+// Origin is where an image, a checkout or a pack came from.
 type Origin struct {
-	Type     string `json:"type"`     // OriginRegistry or OriginGit
+	Type     string `json:"type"`     // OriginRegistry, OriginGit or OriginSandbox
 	Location string `json:"location"` // reference or URL, without credentials
 	Revision string `json:"revision"` // digest of the manifest, or commit
 }

@@ -88,7 +88,7 @@ func (m *Manifest) check() error {
 	switch {
 	case m.Version != manifestVersion && m.Version != parentsVersion:
 		return fmt.Errorf("a manifest of version %d, want %d or %d", m.Version, manifestVersion, parentsVersion)
-	case (m.Version == parentsVersion) != (len(m.Parents) > 0) || len(m.Parents) >= maxCollapsed:
+	case (m.Version == parentsVersion) != (len(m.Parents) > 0) || len(m.Parents) >= dsec.MaxLayers:
 		return fmt.Errorf("a manifest of version %d with %d parents", m.Version, len(m.Parents))
 	case !m.Kind.Valid():
 		return fmt.Errorf("a layer of kind %.40q", m.Kind)

@@ -95,7 +95,7 @@ func (s *Store) convert(ctx context.Context, images []*os.File, opt convert.Opti
 	case err != nil:
 		return convert.Result{}, err
 	}
-	return *rep.Result, checkResult(rep.Result, images)
+	return *rep.Result, checkResult(rep.Result, opt, images)
 }
 
 // diskBytes is the most that the files of one import have together: of what the archive
@@ -158,7 +158,7 @@ func sentCut(read <-chan struct{}, src *sourceReader) bool {
 }
 
 // checkResult does not trust a process that read a stranger's bytes.
-func checkResult(res *convert.Result, images []*os.File) error {
+func checkResult(res *convert.Result, opt convert.Options, images []*os.File) error {
 	made := append(res.Below, res.Image)
 	ok := len(made) <= len(images) && res.Config.Validate() == nil
 	for i := 0; ok && i < len(made); i++ {
@@ -170,6 +170,9 @@ func checkResult(res *convert.Result, images []*os.File) error {
 	}
 	switch res.Source {
 	case SourceRootFS, SourceOCILayout, SourceDockerArchive:
+		ok = ok && opt.Diffs == 0
+	case SourcePack:
+		ok = ok && opt.Diffs > 0
 	default:
 		ok = false
 	}

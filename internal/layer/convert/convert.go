@@ -45,6 +45,7 @@ const (
 	SourceRootFS        = "rootfs"
 	SourceOCILayout     = "oci-layout"
 	SourceDockerArchive = "docker-archive"
+	SourcePack          = "pack"
 )
 
 // Limits bound what one archive may make of itself. A zero field takes the
@@ -123,8 +124,12 @@ type Options struct {
 	Strict bool `json:"strict,omitempty"`
 	// CollapseBytes has the layers of an image become several, each of as many as have
 	// no more bytes together when they are unpacked; zero: they become one.
-	CollapseBytes int64  `json:"collapse_bytes,omitempty"`
-	Limits        Limits `json:"limits"`
+	CollapseBytes int64 `json:"collapse_bytes,omitempty"`
+	// Diffs is how many tar streams of upper directories of overlays the archive is, one
+	// after another, lowest first, each over the one before, of what goes on other layers
+	// although it is a base: see package upper. Zero: it is none.
+	Diffs  int    `json:"diffs,omitempty"`
+	Limits Limits `json:"limits"`
 }
 
 // Result is what a conversion made.
@@ -158,7 +163,7 @@ func Chain(archive io.Reader, images []File, scratch File, opt Options) (Result,
 		return Result{}, err
 	}
 	c := &converter{
-		sel: opt.Select, limits: opt.Limits.WithDefaults(), upper: opt.Kind != "" && opt.Kind != dsec.LayerBase,
+		sel: opt.Select, limits: opt.Limits.WithDefaults(), upper: opt.Diffs > 0 || opt.Kind != "" && opt.Kind != dsec.LayerBase, diffs: opt.Diffs,
 		kind: opt.Kind, at: opt.At, devices: map[string]func(*tree, *inode, []string) error{}, scratch: newSpool(scratch), cuts: cuts{most: opt.CollapseBytes, images: images[1:]},
 	}
 	c.newImage(images[0])
@@ -237,6 +242,9 @@ func (c *converter) read(archive io.Reader) (*tree, Result, error) {
 		return nil, Result{}, dsec.Invalid("select", "%d bytes, want a tag or a digest", len(c.sel))
 	}
 	t := newTree(c, 0)
+	if c.diffs > 0 {
+		return t, Result{Source: SourcePack}, c.readDiffs(t, archive)
+	}
 	if err := c.readArchive(t, archive); err != nil {
 		return nil, Result{}, err
 	}
@@ -285,6 +293,7 @@ type converter struct {
 	sel      string // the image wanted
 	limits   Limits
 	upper    bool // the layer goes on others, and may hide what they have
+	diffs    int  // of upper directories, which the archive is
 	kind     dsec.LayerKind
 	at       string
 	scratch  *spool

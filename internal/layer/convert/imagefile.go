@@ -179,7 +179,7 @@ func (w *imageFile) ReadAt(p []byte, off int64) (int, error) {
 // place takes size bytes of r as the content of a file, and returns where it
 // begins. look is shown the start of it.
 func (w *imageFile) place(r io.Reader, size int64, look func(head []byte)) (at int64, err error) {
-	room, err := w.room(int(min(size, lintSize)))
+	room, err := w.room(int(min(size, LintBytes)))
 	at = w.pos()
 	for left := size; left > 0 && err == nil; {
 		var n int

@@ -79,8 +79,8 @@ func quote(s string) string {
 	return strconv.QuoteToASCII(s)
 }
 
-// lintSize is how much of a file's start is looked at for keys.
-const lintSize = 16 << 10
+// LintBytes is how much of a file's start is looked at for secrets.
+const LintBytes = 16 << 10
 
 var (
 	privateKey = regexp.MustCompile(`-----BEGIN (?:[A-Z0-9]+ ){0,3}PRIVATE KEY(?: BLOCK)?-----`)
@@ -121,7 +121,7 @@ type token uint8
 
 // findToken looks at the start of a file for what has the shape of a secret.
 func findToken(head []byte) token {
-	text := head[:min(len(head), lintSize)]
+	text := head[:min(len(head), LintBytes)]
 	if !isText(text) {
 		return 0
 	}
@@ -158,14 +158,37 @@ func (c *converter) lintFile(n *inode, name, parent, base string) {
 	if n.token > 0 {
 		c.findings.add(name, "holds what looks like "+tokens[n.token-1].what)
 	}
+	if !mayHoldCredentials(parent, base) {
+		return
+	}
+	if head, err := c.readFile(n, LintBytes); err == nil && holdsCredentials(parent, base, head) {
+		c.findings.add(name, "holds credentials")
+	}
+}
+
+func mayHoldCredentials(parent, base string) bool {
+	return credentials[base] != nil || credentials[parent+"/"+base] != nil
+}
+
+func holdsCredentials(parent, base string, head []byte) bool {
 	for _, re := range []*regexp.Regexp{credentials[base], credentials[parent+"/"+base]} {
-		if re == nil {
-			continue
-		}
-		if head, err := c.readFile(n, lintSize); err == nil && isText(head) && re.Match(head) {
-			c.findings.add(name, "holds credentials")
+		if re != nil && isText(head) && re.Match(head) {
+			return true
 		}
 	}
+	return false
+}
+
+// Secret says what the file base of a directory parent, whose first LintBytes are head,
+// seems to hold that is a secret; nothing else than the lint finds is one.
+func Secret(parent, base string, head []byte) string {
+	if found := findToken(head); found > 0 {
+		return "what looks like " + tokens[found-1].what
+	}
+	if mayHoldCredentials(parent, base) && holdsCredentials(parent, base, head) {
+		return "credentials"
+	}
+	return ""
 }
 
 // lintTree looks for secrets, for files by name, which are the platform's own, and for

@@ -68,7 +68,7 @@ func Plan(ctx context.Context, layers []Layer) (*Image, error) {
 	}
 	for _, l := range layers {
 		sum := &counter{h: sha256.New()}
-		if err := writeLayer(ctx, sum, l); err != nil {
+		if err := writeLayer(ctx, sum, l, false); err != nil {
 			return nil, err
 		}
 		h := v1.Hash{Algorithm: "sha256", Hex: hex.EncodeToString(sum.h.Sum(nil))}
@@ -189,7 +189,7 @@ func (img *Image) Write(ctx context.Context, out io.Writer) error {
 			return err
 		}
 		sum := &counter{h: sha256.New(), w: w}
-		if err := writeLayer(ctx, sum, img.layers[i]); err != nil {
+		if err := writeLayer(ctx, sum, img.layers[i], false); err != nil {
 			return err
 		}
 		if got := hex.EncodeToString(sum.h.Sum(nil)); got != d.Digest.Hex {
@@ -215,15 +215,18 @@ func (c *counter) Write(p []byte) (int, error) {
 	return c.w.Write(p)
 }
 
+// WriteDiff writes a layer as a tar stream of the form that package upper has.
+func WriteDiff(ctx context.Context, w io.Writer, l Layer) error { return writeLayer(ctx, w, l, true) }
+
 // writeLayer writes one layer as a tar stream. The file system's library read what
 // a stranger's archive was made into; where it fails in its own way, so does this.
-func writeLayer(ctx context.Context, w io.Writer, l Layer) (err error) {
+func writeLayer(ctx context.Context, w io.Writer, l Layer, diff bool) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			err = fmt.Errorf("read layer %s: panic: %v", l.Digest, p)
 		}
 	}()
-	t := &layerWriter{ctx: ctx, tw: tar.NewWriter(w), fs: l.FS, first: map[int64]string{}, buf: make([]byte, 256<<10)}
+	t := &layerWriter{ctx: ctx, tw: tar.NewWriter(w), fs: l.FS, diff: diff, first: map[int64]string{}, buf: make([]byte, 256<<10)}
 	root, err := fs.Stat(l.FS, ".")
 	if err == nil && !root.IsDir() {
 		err = errors.New("its root is no directory")

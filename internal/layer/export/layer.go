@@ -26,6 +26,7 @@ type layerWriter struct {
 	ctx   context.Context
 	tw    *tar.Writer
 	fs    fs.FS
+	diff  bool             // in the form of package upper, which has no names of its own
 	first map[int64]string // names of files that have several, by inode
 	buf   []byte
 }
@@ -40,10 +41,17 @@ func (t *layerWriter) dir(path string, fi fs.FileInfo) error {
 	if err != nil {
 		return err
 	}
+	opaque := st.Xattrs[xattrOpaque] == "y"
+	if opaque && t.diff {
+		if hdr.PAXRecords == nil {
+			hdr.PAXRecords = map[string]string{}
+		}
+		hdr.PAXRecords[xattrPAX+xattrOpaque] = "y"
+	}
 	if err := t.tw.WriteHeader(hdr); err != nil {
 		return err
 	}
-	if st.Xattrs[xattrOpaque] == "y" {
+	if opaque && !t.diff {
 		if err := t.whiteout(path + "/" + whiteoutOpaque); err != nil {
 			return err
 		}
@@ -86,11 +94,14 @@ func (t *layerWriter) file(path, base string, fi fs.FileInfo) error {
 	switch {
 	case err != nil:
 		return err
+	case fi.Mode()&fs.ModeCharDevice != 0 && st.Rdev == 0 && t.diff:
+		hdr.Typeflag = tar.TypeChar
+		return t.tw.WriteHeader(hdr)
 	case fi.Mode()&fs.ModeCharDevice != 0 && st.Rdev == 0:
 		return t.whiteout(strings.TrimSuffix(path, base) + whiteoutPrefix + base)
 	case !ok:
 		return fmt.Errorf("%s: of type %v, which no import makes", quote(path), fi.Mode().Type())
-	case strings.HasPrefix(base, whiteoutPrefix):
+	case strings.HasPrefix(base, whiteoutPrefix) && !t.diff:
 		return &dsec.Error{Code: dsec.CodeUnsupported, Message: quote(path) + ": an image would take a file of this name for a whiteout"}
 	}
 	if st.Nlink > 1 {
