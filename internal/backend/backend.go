@@ -235,7 +235,7 @@ type PagedOut struct {
 type Snapshotter interface {
 	// Snapshot keeps that as it is at one moment, for which every process stands still. A
 	// paused instance stays paused. Its error is unavailable where the processes cannot be
-	// stopped now, exhausted where there is no room, conflict where it was destroyed; then
+	// stopped now, exhausted where there is no room, lost where it was destroyed; then
 	// nothing of it is left. What it gives does not outlive the edge: Sweep removes it.
 	Snapshot(ctx context.Context) (Snapshot, error)
 }
@@ -248,9 +248,13 @@ type Snapshot struct {
 	// Owner is the ID on the host that is 0 inside, of users and of groups; those
 	// inside go up to 65,535.
 	Owner uint32
-	// Frozen is for how long processes stood still.
-	Frozen time.Duration
-	// Close frees it, and closes Upper. It may be called when the instance is gone.
+	// GoOn has the processes go on, which stand still for as long as Upper is read: it is the
+	// instance's own, and no copy. Nil: they have gone on. It may be called again.
+	GoOn func() error
+	// Frozen tells for how long processes stood still until they went on.
+	Frozen func() time.Duration
+	// Close frees it, closes Upper, and has the processes go on. It may be called when the
+	// instance is gone.
 	Close func() error
 }
 

@@ -429,6 +429,7 @@ func (b *btrfs) destroy() error {
 // What the kernel's btrfs.h calls these. They are the same on every
 // little-endian 64-bit architecture.
 const (
+	iocSnapCreate   = 0x50009401 // _IOW(0x94, 1, volArgs)
 	iocSubvolCreate = 0x5000940e // _IOW(0x94, 14, volArgs)
 	iocSnapDestroy  = 0x5000940f // _IOW(0x94, 15, volArgs)
 	iocInoLookup    = 0xd0009412 // _IOWR(0x94, 18, inoLookup)
@@ -446,7 +447,7 @@ const (
 )
 
 type volArgs struct {
-	_    int64 // a descriptor
+	fd   int64
 	name [4088]byte
 }
 

@@ -22,6 +22,12 @@ func (b *btrfs) recovered(name string, bytes int64) (held bool, err error) {
 	if err != nil {
 		return false, err
 	}
+	if limit > bytes { // it had a copy
+		if err := b.limit(id, bytes); err != nil {
+			return false, err
+		}
+		limit = bytes
+	}
 	b.free.give(name, subvolume{id: id, limit: limit, own: bytes})
 	return limit < bytes, nil
 }
@@ -96,21 +102,14 @@ func (r *recycler) beyond(bytes int64) map[string]subvolume {
 func (r *recycler) limit(name string, sub subvolume, bytes int64, begin func(name string)) (int64, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.waitLimited()
 	if r.known[name] != sub {
 		return sub.own, nil
 	}
 	if bytes < sub.own {
 		begin(name)
 	}
-	// The kernel may have it wait for a commit, for which creates do not: it is made
-	// without their lock. Until it is done the subvolume stays its owner's.
-	r.limiting = name
-	r.mu.Unlock()
-	err := r.b.limit(sub.id, bytes)
-	r.mu.Lock()
-	r.limiting = ""
-	r.limited.Broadcast()
-	if err != nil {
+	if err := r.set(name, sub.id, bytes); err != nil {
 		return sub.limit, err
 	}
 	sub.limit = bytes

@@ -30,7 +30,7 @@ type recycler struct {
 	free   []string
 	closed bool
 	owners uint64 // so far, of all
-	// limiting is the one whose limit is being changed; limited wakes who waits for that.
+	// limiting is the one whose limit is being changed; limited wakes who waits for the end of that.
 	limiting string
 	limited  *sync.Cond
 }

@@ -77,17 +77,19 @@ func (c *call) pack(pause bool, scrub layer.Scrub, out *dsecv1.PackSandboxRespon
 		return c.fail(err)
 	}
 	e.cfg.Crash("pack.copied")
-	meta, report, err := e.buildDiff(c.ctx, got, layer.PackOptions{
+	opt := layer.PackOptions{
 		Parents: c.spec.Layers, Config: config, Scrub: scrub,
 		Origin: &layer.Origin{Type: layer.OriginSandbox, Location: string(s.id), Revision: time.Now().UTC().Format(time.RFC3339Nano)},
-	})
+		Read: got.GoOn,
+	}
+	meta, report, err := e.buildDiff(c.ctx, got, opt)
 	if err != nil {
 		return err
 	}
 	if out.Layer, err = e.layerProto(c.ctx, meta); err != nil {
 		return err
 	}
-	out.Report = reportProto(report, got.Frozen)
+	out.Report = reportProto(report, got.Frozen())
 	out.Create, out.PauseToken = e.createLike(s, meta.Digest), s.pauseToken()
 	return nil
 }

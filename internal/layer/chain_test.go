@@ -147,7 +147,7 @@ func TestManifestsOfParents(t *testing.T) {
 	for name, spoil := range map[string]func(m *Manifest){
 		"none":         func(m *Manifest) { m.Parents = nil },
 		"of version 3": func(m *Manifest) { m.Version = manifestVersion },
-		"too many":     func(m *Manifest) { m.Parents = slices.Repeat(m.Parents, maxCollapsed) },
+		"too many":     func(m *Manifest) { m.Parents = slices.Repeat(m.Parents, dsec.MaxLayers) },
 		"no digest":    func(m *Manifest) { m.Parents = []string{"../x"} },
 		"of version 5": func(m *Manifest) { m.Version = 5 },
 		"as they are":  nil,

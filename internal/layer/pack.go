@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"io/fs"
+	"math"
 	"os"
 	"time"
 
@@ -27,6 +28,9 @@ type PackOptions struct {
 	Config  Config   // of sandboxes that are made of it
 	Origin  *Origin
 	Scrub   Scrub
+	// Read is called when nothing is read from the directory any more, which then is soon:
+	// it is read to a file first. Nil: there is no hurry.
+	Read func() error
 }
 
 // PackReport tells of one pack.
@@ -71,7 +75,7 @@ func (s *Store) Pack(ctx context.Context, opt PackOptions, dir *os.File, owner u
 	wrote := make(chan error, 1)
 	go func() {
 		var err error
-		report.Report, err = s.writeDiffs(ctx, pw, run, dir, upper.Options{Owner: owner, Scrub: opt.Scrub, Limits: s.opt.Limits})
+		report.Report, err = s.writeDiffs(ctx, pw, run, dir, opt, owner)
 		wrote <- err
 		_ = pw.CloseWithError(err)
 	}()
@@ -136,7 +140,21 @@ func (s *Store) holdPacks(ctx context.Context, layers []string) (below, run []st
 }
 
 // writeDiffs writes the packs of a run, lowest first, and the directory over them.
-func (s *Store) writeDiffs(ctx context.Context, w io.Writer, run []string, dir *os.File, opt upper.Options) (upper.Report, error) {
+func (s *Store) writeDiffs(ctx context.Context, w io.Writer, run []string, dir *os.File, opt PackOptions, owner uint32) (report upper.Report, err error) {
+	write := func(w io.Writer) (upper.Report, error) {
+		return upper.Write(ctx, w, dir, upper.Options{Owner: owner, Scrub: opt.Scrub, Limits: s.opt.Limits})
+	}
+	var spool *os.File
+	if opt.Read != nil {
+		if spool, err = s.scratchFile(); err != nil {
+			return report, storeError("make scratch file", err)
+		}
+		defer func() { _ = spool.Close() }()
+		report, err = write(spool)
+		if err = errors.Join(err, opt.Read()); err != nil {
+			return report, storeError("keep what was written", err)
+		}
+	}
 	for _, digest := range run {
 		err := s.withFS(ctx, digest, func(files fs.FS) error {
 			return export.WriteDiff(ctx, w, export.Layer{Digest: digest, FS: files})
@@ -145,7 +163,11 @@ func (s *Store) writeDiffs(ctx context.Context, w io.Writer, run []string, dir *
 			return upper.Report{}, err
 		}
 	}
-	return upper.Write(ctx, w, dir, opt)
+	if spool == nil {
+		return write(w)
+	}
+	_, err = io.Copy(w, io.NewSectionReader(spool, 0, math.MaxInt64))
+	return report, err
 }
 
 func (s *Store) withFS(ctx context.Context, digest string, use func(fs.FS) error) error {

@@ -107,6 +107,9 @@ func Run(t *testing.T, h Harness) {
 		{"PauseDestroy", testPauseDestroy},
 		{"PauseBesideCalls", testPauseBesideCalls},
 		{"PauseRandom", testPauseRandom},
+		{"Snapshot", testSnapshot},
+		{"SnapshotIsOfOneMoment", testSnapshotIsOfOneMoment},
+		{"SnapshotDestroy", testSnapshotDestroy},
 		{"Limits", testLimits},
 	} {
 		t.Run(part.name, func(t *testing.T) {

@@ -36,6 +36,7 @@ type errand struct {
 	Warm                             int
 	Spare                            bool // the create finds one
 	Pause                            bool // the sandbox is paused and resumed before its end
+	Snapshot                         bool // instead of that one is taken of it
 	Request                          backend.CreateRequest
 	Images                           []string // of the request's layers
 	Crash                            string
@@ -73,6 +74,14 @@ func victim() {
 	if e.Pause {
 		must(i.(backend.Pauser).Pause(background))
 		must(i.(backend.Pauser).Resume(background))
+	}
+	if e.Snapshot {
+		snap, err := i.(backend.Snapshotter).Snapshot(background)
+		must(err)
+		if snap.GoOn != nil {
+			must(snap.GoOn())
+		}
+		must(snap.Close())
 	}
 	must(i.Destroy(background))
 	must(b.Close())

@@ -25,8 +25,8 @@ var CrashSteps = []string{
 	"sweep-groups", "sweep-volumes", "sweep-slots",
 }
 
-// PauseCrashSteps are those of a pause and of a resume.
-var PauseCrashSteps = []string{"pause-hold", "pause-freeze", "paused", "resume-thaw", "resume-release", "resumed"}
+// PauseCrashSteps are those of a pause, or of the standstill for a snapshot, and of a resume.
+var PauseCrashSteps = []string{"pause-hold", "pause-freeze", "paused", "snapshot", "resume-thaw", "resume-release", "resumed"}
 
 func (b *Backend) crash(step string) {
 	if b.config.Crash != nil {

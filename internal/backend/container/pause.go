@@ -98,13 +98,18 @@ func (i *instance) Pause(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := i.stop(ctx, sh, frozen); err != nil {
+	return i.freeze(ctx, sh, frozen)
+}
+
+// freeze is stop, which is undone where it fails.
+func (i *instance) freeze(ctx context.Context, sh *shell, frozen bool) error {
+	err := i.stop(ctx, sh, frozen)
+	if err != nil {
 		if undo := i.goOn(context.WithoutCancel(ctx), sh); undo != nil && i.running() && !i.isKilled() {
 			i.b.log.Error("a pause that failed is not undone", "sandbox", i.id, "err", undo)
 		}
-		return err
 	}
-	return nil
+	return err
 }
 
 func (i *instance) isKilled() bool {

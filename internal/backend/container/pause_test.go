@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -211,12 +212,14 @@ func (s *sandbox) timesOut() {
 // At every step of a pause at which the backend's process can die, the next one finds
 // the sandbox paused, or going on with its time, and both can be changed.
 func TestKilledInAPause(t *testing.T) {
-	for _, step := range PauseCrashSteps {
+	for _, step := range append(slices.Clone(PauseCrashSteps), "paused/snapshot", "resumed/snapshot") {
 		t.Run(step, func(t *testing.T) {
 			h := newHost(t, nil)
 			h.handOver(t)
 			req := h.request()
-			cmd, stdin, handle := h.startVictim(errand{Request: req, Crash: step, Pause: true})
+			step, _, snapshot := strings.Cut(step, "/")
+			snapshot = snapshot || step == "snapshot"
+			cmd, stdin, handle := h.startVictim(errand{Request: req, Crash: step, Pause: !snapshot, Snapshot: snapshot})
 			_, err := io.WriteString(stdin, "pause\n")
 			check(t, err)
 			killed(t, cmd)
@@ -227,7 +230,7 @@ func TestKilledInAPause(t *testing.T) {
 			s := &sandbox{host: h, id: req.ID}
 			s.use(i)
 			t.Cleanup(func() { check(t, i.Destroy(background)); _ = s.client.Close() })
-			want := step == "paused" || step == "resume-thaw"
+			want := step == "paused" || step == "snapshot" || step == "resume-thaw"
 			if s.pauser().Paused() != want {
 				t.Errorf("paused: %v, want %v", !want, want)
 			}

@@ -21,7 +21,7 @@ func (i *Instance) Snapshot(ctx context.Context) (backend.Snapshot, error) {
 		}
 	}
 	if i.dead() {
-		return backend.Snapshot{}, dsec.Errorf(dsec.CodeConflict, "sandbox %s has ended", i.id)
+		return backend.Snapshot{}, dsec.Errorf(dsec.CodeLost, "sandbox %s has ended", i.id)
 	}
 	begun := time.Now()
 	dir, err := os.MkdirTemp("", "dsec-fake-")
@@ -32,8 +32,9 @@ func (i *Instance) Snapshot(ctx context.Context) (backend.Snapshot, error) {
 	if err != nil {
 		return backend.Snapshot{}, errors.Join(err, os.RemoveAll(dir))
 	}
+	frozen := time.Since(begun)
 	return backend.Snapshot{
-		Upper: upper, Owner: uint32(os.Getuid()), Frozen: time.Since(begun),
+		Upper: upper, Owner: uint32(os.Getuid()), Frozen: func() time.Duration { return frozen },
 		Close: func() error { return errors.Join(upper.Close(), os.RemoveAll(dir)) },
 	}, nil
 }
