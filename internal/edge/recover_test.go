@@ -106,6 +106,14 @@ func lead(n *node, k *crash) {
 		_, _ = n.ResumeSandbox(context.Background(), connect.NewRequest(&dsecv1.ResumeRequest{SandboxId: s.Id}))
 		return
 	}
+	if strings.HasPrefix(k.step, "pack.") || strings.HasPrefix(k.step, "redirect.") {
+		packed, err := n.PackSandbox(context.Background(), connect.NewRequest(&dsecv1.PackSandboxRequest{SandboxId: s.Id, Pause: true}))
+		if err == nil {
+			to := string(dsec.NewSandboxID(dsec.SandboxID(s.Id).Edge()))
+			_, _ = n.RedirectSandbox(context.Background(), connect.NewRequest(&dsecv1.RedirectSandboxRequest{SandboxId: s.Id, MovedTo: to, PauseToken: packed.Msg.PauseToken}))
+		}
+		return
+	}
 	_, _ = n.KillSandbox(context.Background(), connect.NewRequest(&dsecv1.KillRequest{SandboxId: s.Id}))
 }
 
@@ -134,7 +142,7 @@ func settle(t *testing.T, n *node) {
 		t.Errorf("%d sandboxes known, %d in the world", len(res.Msg.Sandboxes), len(world))
 	}
 	for _, s := range res.Msg.Sandboxes {
-		if !world[dsec.SandboxID(s.Id)] || s.State != "running" {
+		if !world[dsec.SandboxID(s.Id)] || s.State != "running" && s.State != "paused" {
 			t.Errorf("sandbox %s is %s, in the world: %v", s.Id, s.State, world[dsec.SandboxID(s.Id)])
 		}
 	}
@@ -142,7 +150,7 @@ func settle(t *testing.T, n *node) {
 	if err != nil && typedError(err).Code != dsec.CodeConflict {
 		t.Fatalf("retry: %v", err)
 	}
-	if err == nil && s.State == "running" {
+	if err == nil && (s.State == "running" || s.State == "paused") {
 		if got := n.shell(s.Id, "echo works"); string(got.Stdout) != "works\n" {
 			t.Errorf("the sandbox says %q", got.Stdout)
 		}
@@ -180,7 +188,10 @@ func TestCrashAtEveryStep(t *testing.T) {
 		for _, again := range append([]string{""}, recoverSteps...) {
 			t.Run(step+"/"+again, func(t *testing.T) {
 				var k *crash
-				n := newNode(t, func(c *edge.Config, _ *fake.Options) { k = arm(t, c, step) })
+				n := newNode(t, func(c *edge.Config, _ *fake.Options) {
+					c.Layers = newLayers()
+					k = arm(t, c, step)
+				})
 				if !k.until(func() { lead(n, k) }) {
 					t.Fatalf("step %s was not reached", step)
 				}

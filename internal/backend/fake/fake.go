@@ -12,6 +12,7 @@ package fake
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"net"
 	"sync"
 	"time"
@@ -60,10 +61,13 @@ type Options struct {
 type World struct {
 	mu        sync.Mutex
 	instances map[dsec.SandboxID]*machine
+	copies    map[string]bool // directories with what sandboxes had written
 }
 
 // NewWorld makes an empty world.
-func NewWorld() *World { return &World{instances: make(map[dsec.SandboxID]*machine)} }
+func NewWorld() *World {
+	return &World{instances: make(map[dsec.SandboxID]*machine), copies: make(map[string]bool)}
+}
 
 // IDs lists the instances that exist, dead ones that were not destroyed too.
 func (w *World) IDs() map[dsec.SandboxID]bool {
@@ -219,7 +223,7 @@ func (b *Backend) Sweep(ctx context.Context, keep map[dsec.SandboxID]bool) error
 			b.world.remove(id)
 		}
 	}
-	return ctx.Err()
+	return errors.Join(b.world.removeCopies(), ctx.Err())
 }
 
 // Close implements backend.Backend.

@@ -3,7 +3,9 @@ package fake
 import (
 	"context"
 	"errors"
+	"maps"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/opendsec/dsec"
@@ -24,19 +26,46 @@ func (i *Instance) Snapshot(ctx context.Context) (backend.Snapshot, error) {
 		return backend.Snapshot{}, dsec.Errorf(dsec.CodeLost, "sandbox %s has ended", i.id)
 	}
 	begun := time.Now()
-	dir, err := os.MkdirTemp("", "dsec-fake-")
+	dir, err := i.b.world.makeCopy()
 	if err != nil {
 		return backend.Snapshot{}, err
 	}
 	upper, err := i.service().fs.copyTo(dir)
 	if err != nil {
-		return backend.Snapshot{}, errors.Join(err, os.RemoveAll(dir))
+		return backend.Snapshot{}, errors.Join(err, i.b.world.removeCopy(dir))
 	}
 	frozen := time.Since(begun)
 	return backend.Snapshot{
 		Upper: upper, Owner: uint32(os.Getuid()), Frozen: func() time.Duration { return frozen },
-		Close: func() error { return errors.Join(upper.Close(), os.RemoveAll(dir)) },
+		Close: func() error { return errors.Join(upper.Close(), i.b.world.removeCopy(dir)) },
 	}, nil
+}
+
+func (w *World) makeCopy() (dir string, err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if dir, err = os.MkdirTemp("", "dsec-fake-"); err == nil {
+		w.copies[dir] = true
+	}
+	return dir, err
+}
+
+func (w *World) removeCopy(dir string) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.copies, dir)
+	return os.RemoveAll(dir)
+}
+
+// removeCopies removes what an earlier edge has left.
+func (w *World) removeCopies() (err error) {
+	w.mu.Lock()
+	dirs := slices.Collect(maps.Keys(w.copies))
+	w.mu.Unlock()
+	for _, dir := range dirs {
+		err = errors.Join(err, w.removeCopy(dir))
+	}
+	return err
 }
 
 // copyTo writes the tree below a directory.

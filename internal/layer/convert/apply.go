@@ -2,7 +2,6 @@ package convert
 
 import (
 	"archive/tar"
-	"bufio"
 	"errors"
 	"fmt"
 	"io"
@@ -35,26 +34,6 @@ func (c *converter) readArchive(t *tree, r io.Reader) error {
 		return dsec.Invalid("data", "truncated: the archive has no end mark")
 	}
 	if _, err := io.CopyBuffer(discard{}, in, make([]byte, copySize)); err != nil {
-		return err
-	}
-	return nil
-}
-
-// readDiffs applies the streams of upper directories to t.
-func (c *converter) readDiffs(t *tree, r io.Reader) error {
-	in := bufio.NewReaderSize(&capped{c: c, r: r}, copySize)
-	for t.layer = range c.diffs {
-		src := &source{c: c, r: in}
-		if err := c.apply(t, src, false); err != nil {
-			return err
-		}
-		if src.total-src.entryEnd < 512 {
-			return dsec.Invalid("data", "truncated: stream %d of %d has no end mark", t.layer+1, c.diffs)
-		}
-	}
-	if n, err := in.Read(make([]byte, 1)); n > 0 {
-		return dsec.Invalid("data", "more follows the last of %d streams", c.diffs)
-	} else if err != io.EOF {
 		return err
 	}
 	return nil
