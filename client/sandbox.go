@@ -8,7 +8,6 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/opendsec/dsec"
-	"github.com/opendsec/dsec/internal/apierr"
 	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
 )
 
@@ -56,11 +55,7 @@ func (s *Sandbox) ID() dsec.SandboxID { return s.id }
 
 // CreateSandbox makes a sandbox and returns when it takes commands.
 func (c *Client) CreateSandbox(ctx context.Context, o SandboxOptions) (*Sandbox, error) {
-	again := dsec.Retryable
-	if o.RequestID != "" {
-		again = func(err error) bool { return dsec.Retryable(err) || dsec.CodeOf(err) == dsec.CodeOutcomeUnknown }
-	}
-	res, err := call(ctx, c, c.sandbox.Create, o.message(), again)
+	res, err := call(ctx, c, c.sandbox.Create, o.message(), repeatable(o.RequestID))
 	if err != nil {
 		return nil, err
 	}
@@ -84,15 +79,7 @@ func (c *Client) CreateSandboxes(ctx context.Context, n int, o SandboxOptions) (
 	if err != nil {
 		return nil, err
 	}
-	out := make([]Created, len(res.Items))
-	for i, item := range res.Items {
-		if e := item.GetError(); e != nil {
-			out[i].Err = apierr.FromDetail(e.GetDetail(), e.GetMessage())
-		} else {
-			out[i].Sandbox = c.made(item.GetCreated())
-		}
-	}
-	return out, nil
+	return c.created(res.Items), nil
 }
 
 func (o SandboxOptions) message() *dsecv1.CreateRequest {

@@ -85,6 +85,10 @@ var rows = map[string]row{
 	dsecv1connect.FileServiceDownloadProcedure: {body: `{"sandboxId":"%s","path":{"path":"/f"}}`, field: "sandbox_id"},
 	dsecv1connect.FileServiceUploadProcedure:   {body: `{"open":{"sandboxId":"%s","path":{"path":"/u"}}}`, field: "open.sandbox_id"},
 
+	dsecv1connect.SnapshotServicePackProcedure:    {body: `{"sandboxId":"%s","name":"packed"}`, field: "sandbox_id"},
+	dsecv1connect.SnapshotServiceForkProcedure:    {body: `{"sandboxId":"%s","count":2}`, field: "sandbox_id"},
+	dsecv1connect.SnapshotServiceMigrateProcedure: {body: `{"sandboxId":"%s","loseMemory":true}`, field: "sandbox_id"},
+
 	dsecv1connect.LayerServiceImportLayerProcedure:   {body: `{"open":{"name":"x"}}`},
 	dsecv1connect.LayerServicePullLayerProcedure:     {body: `{"name":"x","ref":"no reference"}`},
 	dsecv1connect.LayerServiceExportLayerProcedure:   {body: `{"layers":["none"]}`},

@@ -69,31 +69,7 @@ func createMany(ctx context.Context, f *flags, c *client.Client, n int, o client
 	if err != nil {
 		return asGiven(err, "count", "-n")
 	}
-	type item struct {
-		ID    dsec.SandboxID `json:"id,omitempty"`
-		Warm  bool           `json:"warm,omitempty"`
-		Error string         `json:"error,omitempty"`
-		Code  dsec.Code      `json:"code,omitempty"`
-	}
-	var items []item
-	var rows [][]string
-	var failed []error
-	for _, r := range results {
-		if r.Err != nil {
-			failed = append(failed, r.Err)
-			items = append(items, item{Error: r.Err.Error(), Code: dsec.CodeOf(r.Err)})
-			continue
-		}
-		items = append(items, item{ID: r.Sandbox.ID(), Warm: r.Sandbox.Warm})
-		rows = append(rows, []string{string(r.Sandbox.ID())})
-	}
-	if err := f.print(items, "", rows); err != nil {
-		return err
-	}
-	if len(failed) > 0 {
-		return exitError{exitCode(failed[0]), fmt.Sprintf("%d of %d were not made; the first: %s", len(failed), n, line(failed[0]))}
-	}
-	return nil
+	return printCreated(f, results, func(items []createdItem) any { return items })
 }
 
 // lifetime reads a flag in which 0 is never and nothing is the server's default.
