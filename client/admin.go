@@ -22,7 +22,7 @@ type Layer struct {
 	Size         int64          `json:"size"`         // with those that it goes on
 	Files        int64          `json:"files"`
 	Created      time.Time      `json:"created"`
-	Source       string         `json:"source"` // rootfs, oci-layout, docker-archive, registry or git
+	Source       string         `json:"source"` // rootfs, oci-layout, docker-archive, registry, git or pack
 	SourceDigest string         `json:"source_digest"`
 	Origin       *LayerOrigin   `json:"origin,omitempty"` // of what came from a registry or a repository
 	// Env, User, Workdir, Entrypoint and Cmd are from the image's

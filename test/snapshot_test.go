@@ -97,7 +97,7 @@ func TestPackedLayers(t *testing.T) {
 	for _, x := range report.Removed {
 		removed = append(removed, x.Path+" "+x.Reason)
 	}
-	if got := strings.Join(removed, ", "); l.Name != "mine:1" || l.Source != "pack" && l.Source != "sandbox" || len(l.Parents) != 2 || len(removed) != 4 {
+	if got := strings.Join(removed, ", "); l.Name != "mine:1" || l.Source != "pack" || len(l.Parents) != 2 || len(removed) != 4 {
 		t.Errorf("%+v, without %s", l, got)
 	}
 	check(t, sb.Kill(t.Context()))

@@ -146,6 +146,63 @@ async def test_rollout_from_its_beginning(server: Server, args: DSecContainerRun
         assert (await sandbox.files.read("/tmp/count")).split() == [str(i).encode() for i in range(6)]
 
 
+async def test_pack(server: Server, args: DSecContainerRunArgs) -> None:
+    async with DSecClient(server.url, server.key) as client, await client.run_container(args) as sandbox:
+        await sandbox.files.write("/tmp/kept", b"kept")
+        await sandbox.files.write("/tmp/x.log", b"12345")
+        await sandbox.files.write("/root/.bash_history", b"ls")
+        packed = await sandbox.pack("packed:1", scrub=libdsec.Scrub(remove=["/**/*.log"]))
+        assert packed.layer.name == "packed:1"
+        assert packed.layer.source == "pack"
+        assert packed.report.files > 0
+        assert packed.report.frozen > 0
+        removed = {r.path: (r.reason, r.files, r.bytes) for r in packed.report.removed}
+        assert removed == {"/tmp/x.log": ("path", 1, 5), "/root/.bash_history": ("history", 1, 2)}
+        assert [x.name for x in await client.list_layers() if x.digest == packed.layer.digest] == ["packed:1"]
+        for scrub, field in (
+            (libdsec.Scrub(keep=["relative"]), "scrub.keep[0]"),
+            (libdsec.Scrub(secrets="sell"), "scrub.secrets"),
+            (libdsec.Scrub(remove="/one"), "scrub.remove"),
+        ):
+            with pytest.raises(libdsec.InvalidError) as e:
+                await sandbox.pack("packed:2", scrub=scrub)
+            assert e.value.field == field
+
+
+async def test_fork_and_migrate(server: Server, args: DSecContainerRunArgs) -> None:
+    async with DSecClient(server.url, server.key) as client, await client.run_container(args) as sandbox:
+        await sandbox.files.write("/tmp/f", b"kept")
+        made = await sandbox.fork(3, labels={"fork": "yes"})
+        ids = {s.id for s in made if isinstance(s, libdsec.Sandbox)}
+        assert len(ids) == 3
+        assert sandbox.id not in ids
+        for s in made:
+            assert isinstance(s, libdsec.Sandbox)
+            assert (await s.info()).labels["fork"] == "yes"
+            await s.stop()
+        with pytest.raises(libdsec.InvalidError):
+            await sandbox.fork(0)
+        with pytest.raises(libdsec.UnsupportedError):
+            await sandbox.migrate()
+        moved = await sandbox.migrate(lose_memory=True)
+        assert moved.id != sandbox.id
+        assert (await sandbox.info()).id == moved.id
+        if args.backend == "container":
+            assert await sandbox.files.read("/tmp/f") == b"kept"
+
+
+async def test_fork_by_the_twin(server: Server, args: DSecContainerRunArgs) -> None:
+    def work() -> None:
+        with libdsec.sync.DSecClient(server.url, server.key) as client, client.run_container(args) as sandbox:
+            (made,) = sandbox.fork()
+            assert isinstance(made, libdsec.sync.Sandbox)
+            with made, made.migrate(lose_memory=True) as moved:
+                assert moved.run_shell("echo works").text == "works\n"
+            assert client.get(made.id).ended
+
+    await asyncio.to_thread(work)
+
+
 async def test_trajectory_diverges(server: Server, args: DSecContainerRunArgs) -> None:
     async with DSecClient(server.url, server.key) as client, await client.run_container(args) as sandbox:
         with sandbox.trajectory("one") as t:

@@ -39,6 +39,7 @@ from libdsec._errors import (
 from libdsec._files import ByteStream, Files
 from libdsec._job import Job
 from libdsec._jobtypes import JobInfo, JobResult, LogEntry, Pause
+from libdsec._packs import Packed, PackRemoval, PackReport, Scrub
 from libdsec._process import Process
 from libdsec._sandbox import Sandbox
 from libdsec._session import Session
@@ -97,6 +98,9 @@ __all__ = [
     "Outcome",
     "OutcomeUnknownError",
     "Output",
+    "PackRemoval",
+    "PackReport",
+    "Packed",
     "Pause",
     "PlatformError",
     "Process",
@@ -105,6 +109,7 @@ __all__ = [
     "Sandbox",
     "SandboxInfo",
     "SandboxLost",
+    "Scrub",
     "Session",
     "SessionInfo",
     "StoredLayer",

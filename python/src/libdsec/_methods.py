@@ -13,6 +13,7 @@ from libdsec._proto.dsec.v1 import (
     process_pb2,
     sandbox_pb2,
     session_pb2,
+    snapshot_pb2,
     trajectory_pb2,
 )
 
@@ -22,6 +23,7 @@ _SESSION = "/dsec.v1.SessionService/"
 _FILE = "/dsec.v1.FileService/"
 _JOB = "/dsec.v1.JobService/"
 _TRAJECTORY = "/dsec.v1.TrajectoryService/"
+_SNAPSHOT = "/dsec.v1.SnapshotService/"
 _LAYER = "/dsec.v1.LayerService/"
 _ADMIN = "/dsec.v1.AdminService/"
 
@@ -36,6 +38,7 @@ _REPEATABLE = {
         process_pb2,
         sandbox_pb2,
         session_pb2,
+        snapshot_pb2,
         trajectory_pb2,
     )
     for service in module.DESCRIPTOR.services_by_name.values()
@@ -75,6 +78,13 @@ EXTEND = _call(_SANDBOX + "Extend", sandbox_pb2.ExtendRequest, sandbox_pb2.Exten
 USAGE = _call(_SANDBOX + "Usage", sandbox_pb2.UsageRequest, sandbox_pb2.UsageResponse)
 PAUSE = _call(_SANDBOX + "Pause", sandbox_pb2.PauseRequest, sandbox_pb2.PauseResponse, slow=True)
 RESUME = _call(_SANDBOX + "Resume", sandbox_pb2.ResumeRequest, sandbox_pb2.ResumeResponse, slow=True)
+
+PACK = _call(_SNAPSHOT + "Pack", snapshot_pb2.PackRequest, snapshot_pb2.PackResponse, slow=True)
+# As a create it always carries a request id.
+FORK = _call(
+    _SNAPSHOT + "Fork", snapshot_pb2.ForkRequest, snapshot_pb2.ForkResponse, repeatable=True, slow=True
+)
+MIGRATE = _call(_SNAPSHOT + "Migrate", snapshot_pb2.MigrateRequest, snapshot_pb2.MigrateResponse, slow=True)
 
 LIST_TRAJECTORY = _call(
     _TRAJECTORY + "List", trajectory_pb2.ListTrajectoryRequest, trajectory_pb2.ListTrajectoryResponse

@@ -9,11 +9,12 @@ from types import TracebackType
 from typing_extensions import Self
 
 from libdsec import _convert as c
-from libdsec import _log
+from libdsec import _log, _packs
 from libdsec import _methods as m
 from libdsec._errors import ConflictError, DSecError, NotFoundError
 from libdsec._files import Files
 from libdsec._jobtypes import LogEntry
+from libdsec._packs import Packed, Scrub
 from libdsec._process import MAX_FIRST_STDIN, Process, start
 from libdsec._proto.dsec.v1 import process_pb2, sandbox_pb2, session_pb2
 from libdsec._rpc import Rpc
@@ -113,6 +114,69 @@ class Sandbox:
         """
         request = sandbox_pb2.ResumeRequest(sandbox_id=self.id)
         return c.sandbox_info((await self._rpc.unary(m.RESUME, request)).sandbox)
+
+    async def pack(self, name: str, *, scrub: Scrub | None = None) -> Packed:
+        """Make a layer of what was written in the sandbox, as it is at one moment.
+
+        Its processes stand still for that, and go on while the layer is made.
+        Sandboxes are made of the name as of any base: `container_image=name`.
+        Memory and processes are not part of it.
+
+        Args:
+            name: `name:tag`, or `name` for `name:latest`.
+            scrub: What is left out; None is caches, histories and secrets.
+
+        Raises:
+            InvalidError: A secret was found, and is to be refused.
+            ConflictError: The sandbox has ended.
+        """
+        return await _packs.pack(self._rpc, self.id, name, scrub)
+
+    async def fork(
+        self,
+        count: int = 1,
+        *,
+        request_id: str = "",
+        job: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        env: Mapping[str, str] | None = None,
+        scrub: Scrub | None = None,
+    ) -> list[Sandbox | DSecError]:
+        """Make sandboxes of what was written in this one, with its limits and environment.
+
+        Nothing of its memory or processes is in them.
+
+        Args:
+            count: How many, at most 1000.
+            request_id: Makes it one that can be repeated by another program: the
+                same ID, the same sandboxes.
+            job: Theirs; None is this one's.
+            labels: Added to this one's; they win.
+            env: Added to this one's; it wins.
+            scrub: What is left out; None is nothing that a program could miss.
+
+        Returns:
+            For each the sandbox, or the error that kept it from being made.
+            An error of the whole call is raised.
+        """
+        made = await _packs.fork(self._rpc, self.id, count, request_id, job, labels, env, scrub)
+        return [
+            r if isinstance(r, DSecError) else Sandbox(self._rpc, r.sandbox.id, launch=r.launch) for r in made
+        ]
+
+    async def migrate(self, *, lose_memory: bool = False) -> Sandbox:
+        """Have a new sandbox with what is on this one's disk take its place, on another node if one takes it.
+
+        The old ID leads to the new one as long as the server keeps the old one's record.
+
+        Args:
+            lose_memory: Processes and their memory end: must be True.
+
+        Raises:
+            UnsupportedError: It is not.
+            DSecError: It was not moved, and goes on where it is.
+        """
+        return Sandbox(self._rpc, await _packs.migrate(self._rpc, self.id, lose_memory))
 
     async def usage(self) -> Usage:
         """Return what the sandbox uses now and has used so far."""
