@@ -77,7 +77,11 @@ func (f *fileSystem) copyTo(dir string) (*os.File, error) {
 		return nil, err
 	}
 	defer root.Close()
-	if err := f.root.copyBelow(root); err != nil {
+	written := &node{entries: maps.Clone(f.root.entries)}
+	for _, name := range []string{"dev", "proc", "sys"} {
+		delete(written.entries, name) // of the platform's
+	}
+	if err := written.copyBelow(root); err != nil {
 		return nil, err
 	}
 	return os.Open(dir)

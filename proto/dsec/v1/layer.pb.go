@@ -32,7 +32,7 @@ type Layer struct {
 	Size    int64                  `protobuf:"varint,3,opt,name=size,proto3" json:"size,omitempty"`
 	Files   int64                  `protobuf:"varint,4,opt,name=files,proto3" json:"files,omitempty"`
 	Created *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=created,proto3" json:"created,omitempty"`
-	// rootfs, oci-layout, docker-archive, registry or git.
+	// rootfs, oci-layout, docker-archive, registry, git or pack.
 	Source string `protobuf:"bytes,6,opt,name=source,proto3" json:"source,omitempty"`
 	// sha256 of the bytes imported; of a registry's image, the digest of its manifest.
 	SourceDigest string `protobuf:"bytes,7,opt,name=source_digest,json=sourceDigest,proto3" json:"source_digest,omitempty"`
@@ -177,7 +177,7 @@ func (x *Layer) GetParents() []string {
 // LayerOrigin is where an image or a checkout came from.
 type LayerOrigin struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// registry or git.
+	// registry, git, or sandbox, whose location is its ID.
 	Type string `protobuf:"bytes,1,opt,name=type,proto3" json:"type,omitempty"`
 	// The image's reference in full, or the repository's URL, without credentials.
 	Location string `protobuf:"bytes,2,opt,name=location,proto3" json:"location,omitempty"`

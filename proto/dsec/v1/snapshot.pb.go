@@ -192,7 +192,7 @@ type PackRemoval struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Any bytes that are no UTF-8 are U+FFFD.
 	Path string `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
-	// cache, history, platform, path (of remove) or secret.
+	// cache, history, platform, path (of remove), secret, or special: what no layer has.
 	Reason string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
 	// With all that is below it.
 	Files int64 `protobuf:"varint,3,opt,name=files,proto3" json:"files,omitempty"`

@@ -407,7 +407,7 @@ class LayerOrigin:
     """Where an image or a checkout came from.
 
     Attributes:
-        type: registry or git.
+        type: registry, git or sandbox.
         location: The image's reference in full, or the repository's URL.
         revision: Digest of the image's manifest, or the commit.
     """
@@ -429,7 +429,7 @@ class Layer:
         size: Bytes, with those of the layers that it goes on.
         files: Entries, as size.
         created: When it was imported.
-        source: rootfs, oci-layout, docker-archive, registry or git.
+        source: rootfs, oci-layout, docker-archive, registry, git or pack.
         source_digest: SHA-256 of the bytes imported; of a registry's image, the digest
             of its manifest.
         origin: Of what came from a registry or a repository; else None.
