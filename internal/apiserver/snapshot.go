@@ -55,7 +55,7 @@ func (p snapshotService) Pack(ctx context.Context, req *connect.Request[dsecv1.P
 	if err != nil {
 		return nil, err
 	}
-	if err := (layerService{p.s}).give(ctx, project, name, t, old, began); err != nil {
+	if err := layerService(p).give(ctx, project, name, t, old, began); err != nil {
 		return nil, err
 	}
 	out := connect.NewResponse(&dsecv1.PackResponse{Layer: t.message(name), Report: res.Msg.Report})

@@ -80,7 +80,7 @@ func (c *call) pack(pause bool, scrub layer.Scrub, out *dsecv1.PackSandboxRespon
 	opt := layer.PackOptions{
 		Parents: c.spec.Layers, Config: config, Scrub: scrub,
 		Origin: &layer.Origin{Type: layer.OriginSandbox, Location: string(s.id), Revision: time.Now().UTC().Format(time.RFC3339Nano)},
-		Read: got.GoOn,
+		Read:   got.GoOn,
 	}
 	meta, report, err := e.buildDiff(c.ctx, got, opt)
 	if err != nil {

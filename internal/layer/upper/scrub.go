@@ -109,14 +109,14 @@ const anyDirectories = "**"
 func parsePattern(text string) (p pattern, err error) {
 	switch {
 	case !strings.HasPrefix(text, "/") || path.Clean(text) != text || text == "/":
-		return p, fmt.Errorf("%.200q, want the absolute path of a file, without //, . and ..", text)
+		return p, fmt.Errorf("%.200q, want the absolute path of a file, without //, . and .. in it", text)
 	case len(text) > 4095 || strings.IndexByte(text, 0) >= 0:
 		return p, fmt.Errorf("want at most 4095 bytes, and no NUL")
 	}
 	p.parts = strings.Split(text[1:], "/")
 	for i, part := range p.parts {
 		if _, err := path.Match(part, ""); err != nil {
-			return p, fmt.Errorf("%.200q is no pattern: %v", part, err)
+			return p, fmt.Errorf("%.200q is no pattern: %w", part, err)
 		}
 		if part == anyDirectories && i > 0 && p.parts[i-1] == anyDirectories {
 			return p, fmt.Errorf("** twice in a row, want it once")

@@ -16,6 +16,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -185,7 +186,7 @@ func (w *writer) below(d *os.File, parts []string, in inside) error {
 	for {
 		names, err := d.Readdirnames(1024)
 		for _, name := range names {
-			if err := w.entry(d, append(parts[:len(parts):len(parts)], name), in); err != nil {
+			if err := w.entry(d, append(slices.Clip(parts), name), in); err != nil {
 				return err
 			}
 		}

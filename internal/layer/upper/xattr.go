@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -47,10 +48,8 @@ func (w *writer) attributes(f *os.File, parts []string, hdr *tar.Header) (opaque
 			return false, &fs.PathError{Op: "getxattr", Path: quote(parts), Err: err}
 		}
 		if mark, ok := strings.CutPrefix(name, overlayMarks); ok {
-			for _, not := range elsewhere {
-				if mark == not {
-					return false, fmt.Errorf("%s has overlayfs's mark %s, want a file that is where it seems to be", quote(parts), mark)
-				}
+			if slices.Contains(elsewhere, mark) {
+				return false, fmt.Errorf("%s has overlayfs's mark %s, want a file that is where it seems to be", quote(parts), mark)
 			}
 			if name != opaqueMark || len(parts) == 0 {
 				continue
