@@ -87,7 +87,11 @@ func run(ctx context.Context, b *bench, binary string) (err error) {
 		{"R1_pageout_gib_s R1_given_back_pct R1_resume_ms", b.pageOut},
 		{"R1_forked_gib_s R1_forked_back_pct", b.forked},
 		{"R2_job_pause_s R2_job_resume_s", b.jobs},
+		{"R3_pack_s R3_frozen_ms", b.packs},
+		{"R3_fork_ms", b.forks},
 		{"T1_exec_ms T2_fastforward_per_s", b.forward},
+		{"T1_log_overhead_pct", b.overhead},
+		{"T3_reopen_ms", b.reopen},
 	} {
 		if ctx.Err() != nil || !b.wants(s.ids) {
 			continue

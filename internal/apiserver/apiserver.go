@@ -139,6 +139,7 @@ func (s *Server) Handler() http.Handler {
 	mux.Handle(dsecv1connect.NewFileServiceHandler(fileService{s}, opts...))
 	mux.Handle(dsecv1connect.NewTrajectoryServiceHandler(trajectoryService{s}, opts...))
 	mux.Handle(dsecv1connect.NewSnapshotServiceHandler(snapshotService{s}, opts...))
+	mux.Handle(dsecv1connect.NewEventServiceHandler(eventService{s}, opts...))
 	mux.Handle(dsecv1connect.NewJobServiceHandler(jobService{s}, opts...))
 	mux.Handle(dsecv1connect.NewLayerServiceHandler(layerService{s}, opts...))
 	mux.Handle(dsecv1connect.NewAdminServiceHandler(adminService{s}, opts...))

@@ -85,6 +85,8 @@ type Config struct {
 	availableMemory func() (int64, error)
 	// settleEvery is the constant; tests have a shorter one.
 	settleEvery time.Duration
+	// events is how many one stretch of them has; tests have fewer.
+	events uint64
 	// texts bounds records and output in memory; tests have smaller ones.
 	texts textBounds
 }

@@ -42,6 +42,7 @@ type Edge struct {
 	log          *slog.Logger
 	journal      *journal.Journal
 	trajectories *trajectory.Log
+	events       *eventLog
 	backends     map[dsec.Kind]*offer
 	kinds        []dsec.Kind // in the order of the configuration
 	metrics      *metrics
@@ -111,6 +112,9 @@ func New(cfg Config) (*Edge, error) {
 	if err := e.openTrajectories(); err != nil {
 		return nil, errors.Join(fmt.Errorf("edge: trajectory log: %w", err), e.journal.Close())
 	}
+	if err := e.openEvents(); err != nil {
+		return nil, errors.Join(fmt.Errorf("edge: log of events: %w", err), e.trajectories.Close(), e.journal.Close())
+	}
 	e.metrics = newMetrics(e)
 	e.timers = newTimers(e.clock, e.fire)
 	return e, nil
@@ -146,7 +150,7 @@ func (e *Edge) Close() error {
 	for _, o := range e.backends {
 		errs = append(errs, o.Close())
 	}
-	return errors.Join(append(errs, e.trajectories.Close(), e.journal.Close())...)
+	return errors.Join(append(errs, e.events.events.Close(), e.trajectories.Close(), e.journal.Close())...)
 }
 
 // closeGrace is how long Close waits for calls to end.

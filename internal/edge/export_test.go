@@ -61,3 +61,6 @@ func (e *Edge) Live() int {
 	defer e.mu.RUnlock()
 	return e.live
 }
+
+// SetEvents bounds the events of a stretch.
+func SetEvents(c *Config, most uint64) { c.events = most }

@@ -110,6 +110,7 @@ func (e *Edge) Recover(ctx context.Context) error {
 	}
 	e.dropOld()
 	e.run(e.tidyTrajectories)
+	e.run(e.catchUp)
 	e.ready.Store(true)
 	if e.cfg.Layers != nil {
 		e.run(e.settleLost)
@@ -212,6 +213,7 @@ func (e *Edge) sandboxOf(id dsec.SandboxID, raw json.RawMessage) (*sandbox, erro
 	if r.Paused != nil && r.State == dsec.StatePaused {
 		s.paused = &pausing{since: r.Paused.Since, at: r.Paused.At, until: r.Paused.Until, countLifetime: r.Paused.CountLifetime, stop: func() {}, done: closedChan}
 	}
+	s.told, s.assumed = s.standing(), true
 	s.well() // as far as this edge knows
 	if s.reaped {
 		s.endedAt = now - max(0, time.Since(r.Ended))

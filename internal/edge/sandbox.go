@@ -49,6 +49,8 @@ type sandbox struct {
 	turn       chan struct{}         // of a pause or resume under way, closed at its end
 	paused     *pausing              // while state is paused
 	movedTo    dsec.SandboxID        // the sandbox that has taken its place
+	told       standing              // what watchers know
+	assumed    bool                  // whether they do is not known: an earlier edge may not have lived to tell
 	ended      time.Time
 	endedAt    time.Duration // the same on the boot clock
 	changed    chan struct{} // closed at the next change; nil if nobody waits
@@ -110,6 +112,7 @@ func (e *Edge) write(s *sandbox) error {
 	if err := e.journal.Put(string(s.id), e.record(s)); err != nil {
 		return &dsec.Error{Code: dsec.CodeExhausted, Message: "the edge cannot write its journal", Err: err}
 	}
+	e.announce(s)
 	return nil
 }
 
@@ -119,6 +122,7 @@ func (e *Edge) write(s *sandbox) error {
 func (e *Edge) writeAnyway(s *sandbox) {
 	if err := e.write(s); err != nil {
 		e.log.Error("a change of a sandbox is not on record", "sandbox", s.id, "state", s.state, "err", err)
+		e.announce(s) // it is so all the same
 	}
 }
 

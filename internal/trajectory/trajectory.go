@@ -258,6 +258,17 @@ func (l *Log) Sandboxes() []dsec.SandboxID {
 	return ids
 }
 
+// Last is the number of a sandbox's last entry; 0: it has none.
+func (l *Log) Last(id dsec.SandboxID) (uint64, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	sb, err := l.find(id)
+	if err != nil {
+		return 0, err
+	}
+	return sb.seq, nil
+}
+
 // find returns a sandbox of the log. The caller holds mu.
 func (l *Log) find(id dsec.SandboxID) (*sandbox, error) {
 	sb := l.sandboxes[id]

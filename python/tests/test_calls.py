@@ -18,6 +18,7 @@ from libdsec import _rpc
 from libdsec._connect import Method
 from libdsec._proto.dsec.v1 import (
     admin_pb2,
+    event_pb2,
     file_pb2,
     job_pb2,
     layer_pb2,
@@ -47,7 +48,7 @@ def test_every_rpc_of_the_api_has_a_method() -> None:
     have = {v.path: v for v in vars(m).values() if isinstance(v, Method)}
     want = {}
     for module in (
-        *(admin_pb2, file_pb2, job_pb2, layer_pb2),
+        *(admin_pb2, event_pb2, file_pb2, job_pb2, layer_pb2),
         *(process_pb2, sandbox_pb2, session_pb2, snapshot_pb2, trajectory_pb2),
     ):
         for service in module.DESCRIPTOR.services_by_name.values():

@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 import textwrap
+from contextlib import aclosing
 from dataclasses import replace
 from uuid import uuid4
 
@@ -201,6 +202,35 @@ async def test_fork_by_the_twin(server: Server, args: DSecContainerRunArgs) -> N
             assert client.get(made.id).ended
 
     await asyncio.to_thread(work)
+
+
+async def test_events(server: Server, args: DSecContainerRunArgs) -> None:
+    label = str(uuid4())
+
+    async def watch(count: int, cursor: str = "") -> list[libdsec.Event]:
+        seen: list[libdsec.Event] = []
+        async with aclosing(
+            client.events(cursor=cursor, from_start=not cursor, labels={"l": label})
+        ) as events:
+            async for event in events:
+                seen.append(event)
+                if len(seen) == count:
+                    break
+        return seen
+
+    async with DSecClient(server.url, server.key) as client:
+        watching = asyncio.create_task(watch(5))
+        sandbox = await client.run_container(replace(args, labels={"l": label}))
+        await sandbox.pause()
+        await sandbox.resume()
+        await sandbox.stop()
+        seen = await asyncio.wait_for(watching, 60)
+        assert [e.state for e in seen] == ["running", "paused", "running", "stopping", "stopped"]
+        assert {(e.kind, e.sandbox_id, e.repeated) for e in seen} == {("sandbox", sandbox.id, False)}
+        again = await asyncio.wait_for(watch(3, seen[1].cursor), 60)
+        assert [e.time for e in again] == [e.time for e in seen[2:]]
+        with pytest.raises(libdsec.InvalidError):
+            await anext(client.events(cursor="nonsense"))
 
 
 async def test_trajectory_diverges(server: Server, args: DSecContainerRunArgs) -> None:

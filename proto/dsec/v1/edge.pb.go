@@ -1227,7 +1227,7 @@ var File_dsec_v1_edge_proto protoreflect.FileDescriptor
 
 const file_dsec_v1_edge_proto_rawDesc = "" +
 	"\n" +
-	"\x12dsec/v1/edge.proto\x12\adsec.v1\x1a\x11dsec/v1/job.proto\x1a\x13dsec/v1/layer.proto\x1a\x15dsec/v1/sandbox.proto\x1a\x16dsec/v1/snapshot.proto\x1a\x13dsec/v1/types.proto\x1a\x1egoogle/protobuf/duration.proto\"\r\n" +
+	"\x12dsec/v1/edge.proto\x12\adsec.v1\x1a\x13dsec/v1/event.proto\x1a\x11dsec/v1/job.proto\x1a\x13dsec/v1/layer.proto\x1a\x15dsec/v1/sandbox.proto\x1a\x16dsec/v1/snapshot.proto\x1a\x13dsec/v1/types.proto\x1a\x1egoogle/protobuf/duration.proto\"\r\n" +
 	"\vInfoRequest\"\xdb\x02\n" +
 	"\fInfoResponse\x12\x17\n" +
 	"\aedge_id\x18\x01 \x01(\tR\x06edgeId\x12\x1f\n" +
@@ -1304,7 +1304,7 @@ const file_dsec_v1_edge_proto_rawDesc = "" +
 	"\x03age\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x03age\x12\x12\n" +
 	"\x04unit\x18\x02 \x01(\tR\x04unit\"C\n" +
 	"\x13SweepLayersResponse\x12,\n" +
-	"\x06layers\x18\x01 \x03(\v2\x14.dsec.v1.StoredLayerR\x06layers2\xf9\f\n" +
+	"\x06layers\x18\x01 \x03(\v2\x14.dsec.v1.StoredLayerR\x06layers2\xc4\r\n" +
 	"\vEdgeService\x128\n" +
 	"\x04Info\x12\x14.dsec.v1.InfoRequest\x1a\x15.dsec.v1.InfoResponse\"\x03\x90\x02\x02\x12T\n" +
 	"\x0fCreateSandboxes\x12\x1f.dsec.v1.CreateSandboxesRequest\x1a .dsec.v1.CreateSandboxesResponse\x12M\n" +
@@ -1320,7 +1320,8 @@ const file_dsec_v1_edge_proto_rawDesc = "" +
 	"\n" +
 	"ApplyToJob\x12\x1a.dsec.v1.ApplyToJobRequest\x1a\x1b.dsec.v1.ApplyToJobResponse\"\x03\x90\x02\x02\x12H\n" +
 	"\vPackSandbox\x12\x1b.dsec.v1.PackSandboxRequest\x1a\x1c.dsec.v1.PackSandboxResponse\x12Y\n" +
-	"\x0fRedirectSandbox\x12\x1f.dsec.v1.RedirectSandboxRequest\x1a .dsec.v1.RedirectSandboxResponse\"\x03\x90\x02\x02\x12N\n" +
+	"\x0fRedirectSandbox\x12\x1f.dsec.v1.RedirectSandboxRequest\x1a .dsec.v1.RedirectSandboxResponse\"\x03\x90\x02\x02\x12I\n" +
+	"\tWatchNode\x12\x19.dsec.v1.WatchNodeRequest\x1a\x1a.dsec.v1.WatchNodeResponse\"\x03\x90\x02\x020\x01\x12N\n" +
 	"\n" +
 	"BuildLayer\x12\x1b.dsec.v1.ImportLayerRequest\x1a\x1c.dsec.v1.ImportLayerResponse\"\x03\x90\x02\x02(\x01\x12M\n" +
 	"\fResolveImage\x12\x19.dsec.v1.PullLayerRequest\x1a\x1d.dsec.v1.ResolveImageResponse\"\x03\x90\x02\x02\x12I\n" +
@@ -1387,21 +1388,23 @@ var file_dsec_v1_edge_proto_goTypes = []any{
 	(*UsageRequest)(nil),            // 38: dsec.v1.UsageRequest
 	(*PauseRequest)(nil),            // 39: dsec.v1.PauseRequest
 	(*ResumeRequest)(nil),           // 40: dsec.v1.ResumeRequest
-	(*ImportLayerRequest)(nil),      // 41: dsec.v1.ImportLayerRequest
-	(*PullLayerRequest)(nil),        // 42: dsec.v1.PullLayerRequest
-	(*ExportLayerRequest)(nil),      // 43: dsec.v1.ExportLayerRequest
-	(*PrefetchLayerRequest)(nil),    // 44: dsec.v1.PrefetchLayerRequest
-	(*GetResponse)(nil),             // 45: dsec.v1.GetResponse
-	(*ListResponse)(nil),            // 46: dsec.v1.ListResponse
-	(*KillResponse)(nil),            // 47: dsec.v1.KillResponse
-	(*ExtendResponse)(nil),          // 48: dsec.v1.ExtendResponse
-	(*UsageResponse)(nil),           // 49: dsec.v1.UsageResponse
-	(*PauseResponse)(nil),           // 50: dsec.v1.PauseResponse
-	(*ResumeResponse)(nil),          // 51: dsec.v1.ResumeResponse
-	(*ImportLayerResponse)(nil),     // 52: dsec.v1.ImportLayerResponse
-	(*PullLayerResponse)(nil),       // 53: dsec.v1.PullLayerResponse
-	(*ExportLayerResponse)(nil),     // 54: dsec.v1.ExportLayerResponse
-	(*PrefetchLayerResponse)(nil),   // 55: dsec.v1.PrefetchLayerResponse
+	(*WatchNodeRequest)(nil),        // 41: dsec.v1.WatchNodeRequest
+	(*ImportLayerRequest)(nil),      // 42: dsec.v1.ImportLayerRequest
+	(*PullLayerRequest)(nil),        // 43: dsec.v1.PullLayerRequest
+	(*ExportLayerRequest)(nil),      // 44: dsec.v1.ExportLayerRequest
+	(*PrefetchLayerRequest)(nil),    // 45: dsec.v1.PrefetchLayerRequest
+	(*GetResponse)(nil),             // 46: dsec.v1.GetResponse
+	(*ListResponse)(nil),            // 47: dsec.v1.ListResponse
+	(*KillResponse)(nil),            // 48: dsec.v1.KillResponse
+	(*ExtendResponse)(nil),          // 49: dsec.v1.ExtendResponse
+	(*UsageResponse)(nil),           // 50: dsec.v1.UsageResponse
+	(*PauseResponse)(nil),           // 51: dsec.v1.PauseResponse
+	(*ResumeResponse)(nil),          // 52: dsec.v1.ResumeResponse
+	(*WatchNodeResponse)(nil),       // 53: dsec.v1.WatchNodeResponse
+	(*ImportLayerResponse)(nil),     // 54: dsec.v1.ImportLayerResponse
+	(*PullLayerResponse)(nil),       // 55: dsec.v1.PullLayerResponse
+	(*ExportLayerResponse)(nil),     // 56: dsec.v1.ExportLayerResponse
+	(*PrefetchLayerResponse)(nil),   // 57: dsec.v1.PrefetchLayerResponse
 }
 var file_dsec_v1_edge_proto_depIdxs = []int32{
 	2,  // 0: dsec.v1.InfoResponse.backends:type_name -> dsec.v1.BackendInfo
@@ -1432,39 +1435,41 @@ var file_dsec_v1_edge_proto_depIdxs = []int32{
 	8,  // 25: dsec.v1.EdgeService.ApplyToJob:input_type -> dsec.v1.ApplyToJobRequest
 	10, // 26: dsec.v1.EdgeService.PackSandbox:input_type -> dsec.v1.PackSandboxRequest
 	12, // 27: dsec.v1.EdgeService.RedirectSandbox:input_type -> dsec.v1.RedirectSandboxRequest
-	41, // 28: dsec.v1.EdgeService.BuildLayer:input_type -> dsec.v1.ImportLayerRequest
-	42, // 29: dsec.v1.EdgeService.ResolveImage:input_type -> dsec.v1.PullLayerRequest
-	42, // 30: dsec.v1.EdgeService.PullLayer:input_type -> dsec.v1.PullLayerRequest
-	15, // 31: dsec.v1.EdgeService.CheckLayers:input_type -> dsec.v1.CheckLayersRequest
-	43, // 32: dsec.v1.EdgeService.ExportLayer:input_type -> dsec.v1.ExportLayerRequest
-	44, // 33: dsec.v1.EdgeService.PrefetchLayer:input_type -> dsec.v1.PrefetchLayerRequest
-	17, // 34: dsec.v1.EdgeService.ClaimLayers:input_type -> dsec.v1.ClaimLayersRequest
-	19, // 35: dsec.v1.EdgeService.DropLayer:input_type -> dsec.v1.DropLayerRequest
-	21, // 36: dsec.v1.EdgeService.SweepLayers:input_type -> dsec.v1.SweepLayersRequest
-	1,  // 37: dsec.v1.EdgeService.Info:output_type -> dsec.v1.InfoResponse
-	5,  // 38: dsec.v1.EdgeService.CreateSandboxes:output_type -> dsec.v1.CreateSandboxesResponse
-	7,  // 39: dsec.v1.EdgeService.FindRequest:output_type -> dsec.v1.FindRequestResponse
-	45, // 40: dsec.v1.EdgeService.GetSandbox:output_type -> dsec.v1.GetResponse
-	46, // 41: dsec.v1.EdgeService.ListSandboxes:output_type -> dsec.v1.ListResponse
-	47, // 42: dsec.v1.EdgeService.KillSandbox:output_type -> dsec.v1.KillResponse
-	48, // 43: dsec.v1.EdgeService.ExtendSandbox:output_type -> dsec.v1.ExtendResponse
-	49, // 44: dsec.v1.EdgeService.GetUsage:output_type -> dsec.v1.UsageResponse
-	50, // 45: dsec.v1.EdgeService.PauseSandbox:output_type -> dsec.v1.PauseResponse
-	51, // 46: dsec.v1.EdgeService.ResumeSandbox:output_type -> dsec.v1.ResumeResponse
-	9,  // 47: dsec.v1.EdgeService.ApplyToJob:output_type -> dsec.v1.ApplyToJobResponse
-	11, // 48: dsec.v1.EdgeService.PackSandbox:output_type -> dsec.v1.PackSandboxResponse
-	13, // 49: dsec.v1.EdgeService.RedirectSandbox:output_type -> dsec.v1.RedirectSandboxResponse
-	52, // 50: dsec.v1.EdgeService.BuildLayer:output_type -> dsec.v1.ImportLayerResponse
-	14, // 51: dsec.v1.EdgeService.ResolveImage:output_type -> dsec.v1.ResolveImageResponse
-	53, // 52: dsec.v1.EdgeService.PullLayer:output_type -> dsec.v1.PullLayerResponse
-	16, // 53: dsec.v1.EdgeService.CheckLayers:output_type -> dsec.v1.CheckLayersResponse
-	54, // 54: dsec.v1.EdgeService.ExportLayer:output_type -> dsec.v1.ExportLayerResponse
-	55, // 55: dsec.v1.EdgeService.PrefetchLayer:output_type -> dsec.v1.PrefetchLayerResponse
-	18, // 56: dsec.v1.EdgeService.ClaimLayers:output_type -> dsec.v1.ClaimLayersResponse
-	20, // 57: dsec.v1.EdgeService.DropLayer:output_type -> dsec.v1.DropLayerResponse
-	22, // 58: dsec.v1.EdgeService.SweepLayers:output_type -> dsec.v1.SweepLayersResponse
-	37, // [37:59] is the sub-list for method output_type
-	15, // [15:37] is the sub-list for method input_type
+	41, // 28: dsec.v1.EdgeService.WatchNode:input_type -> dsec.v1.WatchNodeRequest
+	42, // 29: dsec.v1.EdgeService.BuildLayer:input_type -> dsec.v1.ImportLayerRequest
+	43, // 30: dsec.v1.EdgeService.ResolveImage:input_type -> dsec.v1.PullLayerRequest
+	43, // 31: dsec.v1.EdgeService.PullLayer:input_type -> dsec.v1.PullLayerRequest
+	15, // 32: dsec.v1.EdgeService.CheckLayers:input_type -> dsec.v1.CheckLayersRequest
+	44, // 33: dsec.v1.EdgeService.ExportLayer:input_type -> dsec.v1.ExportLayerRequest
+	45, // 34: dsec.v1.EdgeService.PrefetchLayer:input_type -> dsec.v1.PrefetchLayerRequest
+	17, // 35: dsec.v1.EdgeService.ClaimLayers:input_type -> dsec.v1.ClaimLayersRequest
+	19, // 36: dsec.v1.EdgeService.DropLayer:input_type -> dsec.v1.DropLayerRequest
+	21, // 37: dsec.v1.EdgeService.SweepLayers:input_type -> dsec.v1.SweepLayersRequest
+	1,  // 38: dsec.v1.EdgeService.Info:output_type -> dsec.v1.InfoResponse
+	5,  // 39: dsec.v1.EdgeService.CreateSandboxes:output_type -> dsec.v1.CreateSandboxesResponse
+	7,  // 40: dsec.v1.EdgeService.FindRequest:output_type -> dsec.v1.FindRequestResponse
+	46, // 41: dsec.v1.EdgeService.GetSandbox:output_type -> dsec.v1.GetResponse
+	47, // 42: dsec.v1.EdgeService.ListSandboxes:output_type -> dsec.v1.ListResponse
+	48, // 43: dsec.v1.EdgeService.KillSandbox:output_type -> dsec.v1.KillResponse
+	49, // 44: dsec.v1.EdgeService.ExtendSandbox:output_type -> dsec.v1.ExtendResponse
+	50, // 45: dsec.v1.EdgeService.GetUsage:output_type -> dsec.v1.UsageResponse
+	51, // 46: dsec.v1.EdgeService.PauseSandbox:output_type -> dsec.v1.PauseResponse
+	52, // 47: dsec.v1.EdgeService.ResumeSandbox:output_type -> dsec.v1.ResumeResponse
+	9,  // 48: dsec.v1.EdgeService.ApplyToJob:output_type -> dsec.v1.ApplyToJobResponse
+	11, // 49: dsec.v1.EdgeService.PackSandbox:output_type -> dsec.v1.PackSandboxResponse
+	13, // 50: dsec.v1.EdgeService.RedirectSandbox:output_type -> dsec.v1.RedirectSandboxResponse
+	53, // 51: dsec.v1.EdgeService.WatchNode:output_type -> dsec.v1.WatchNodeResponse
+	54, // 52: dsec.v1.EdgeService.BuildLayer:output_type -> dsec.v1.ImportLayerResponse
+	14, // 53: dsec.v1.EdgeService.ResolveImage:output_type -> dsec.v1.ResolveImageResponse
+	55, // 54: dsec.v1.EdgeService.PullLayer:output_type -> dsec.v1.PullLayerResponse
+	16, // 55: dsec.v1.EdgeService.CheckLayers:output_type -> dsec.v1.CheckLayersResponse
+	56, // 56: dsec.v1.EdgeService.ExportLayer:output_type -> dsec.v1.ExportLayerResponse
+	57, // 57: dsec.v1.EdgeService.PrefetchLayer:output_type -> dsec.v1.PrefetchLayerResponse
+	18, // 58: dsec.v1.EdgeService.ClaimLayers:output_type -> dsec.v1.ClaimLayersResponse
+	20, // 59: dsec.v1.EdgeService.DropLayer:output_type -> dsec.v1.DropLayerResponse
+	22, // 60: dsec.v1.EdgeService.SweepLayers:output_type -> dsec.v1.SweepLayersResponse
+	38, // [38:61] is the sub-list for method output_type
+	15, // [15:38] is the sub-list for method input_type
 	15, // [15:15] is the sub-list for extension type_name
 	15, // [15:15] is the sub-list for extension extendee
 	0,  // [0:15] is the sub-list for field type_name
@@ -1475,6 +1480,7 @@ func file_dsec_v1_edge_proto_init() {
 	if File_dsec_v1_edge_proto != nil {
 		return
 	}
+	file_dsec_v1_event_proto_init()
 	file_dsec_v1_job_proto_init()
 	file_dsec_v1_layer_proto_init()
 	file_dsec_v1_sandbox_proto_init()

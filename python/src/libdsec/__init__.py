@@ -36,6 +36,7 @@ from libdsec._errors import (
     UnavailableError,
     UnsupportedError,
 )
+from libdsec._events import Event
 from libdsec._files import ByteStream, Files
 from libdsec._job import Job
 from libdsec._jobtypes import JobInfo, JobResult, LogEntry, Pause
@@ -76,6 +77,7 @@ __all__ = [
     "DeniedError",
     "DivergedError",
     "Entry",
+    "Event",
     "ExecResult",
     "ExhaustedError",
     "Files",

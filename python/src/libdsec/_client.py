@@ -6,18 +6,19 @@ import builtins
 import hashlib
 import os
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from types import TracebackType
 
 from typing_extensions import Self
 
-from libdsec import _config, _connect
+from libdsec import _config, _connect, _events
 from libdsec import _convert as c
 from libdsec import _methods as m
 from libdsec._admin import Collected, Key, NewKey
 from libdsec._errors import ConflictError, DSecError, InternalError, InvalidError
+from libdsec._events import Event, event_filter
 from libdsec._job import Job
 from libdsec._jobtypes import JobInfo
 from libdsec._layers import LayerCalls
@@ -294,6 +295,35 @@ class DSecClient(LayerCalls):
             if not page.next_page_token:
                 return
             request.page_token = page.next_page_token
+
+    async def events(
+        self,
+        *,
+        cursor: str = "",
+        from_start: bool = False,
+        kinds: Sequence[str] = (),
+        sandbox_ids: Sequence[str] = (),
+        job: str = "",
+        labels: Mapping[str, str] | None = None,
+        states: Sequence[str] = (),
+    ) -> AsyncGenerator[Event, None]:
+        """Yield what happens to the project's sandboxes and jobs; it does not end by itself.
+
+        Where the connection breaks it goes on behind the last event, for a
+        minute; nothing is missed by that.
+
+        Args:
+            cursor: That of the last event that was seen; empty is from now on.
+            from_start: Without a cursor: from the oldest event that is kept.
+            kinds: sandbox or job; empty is both. Events of nodes always come.
+            sandbox_ids: Only of these.
+            job: Only of this job and its sandboxes.
+            labels: Only with all of these labels.
+            states: Only of these states.
+        """
+        picks = event_filter(kinds, sandbox_ids, job, labels, states)
+        async for event in _events.events(self._rpc, cursor, from_start, picks):
+            yield event
 
     async def create_key(self, project: str, *, expires: datetime | None = None) -> NewKey:
         """Make an API key for a project, which is made if new. Needs the operator's key."""

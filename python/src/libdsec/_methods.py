@@ -7,6 +7,7 @@ from google.protobuf.descriptor_pb2 import MethodOptions
 from libdsec._connect import Method, Req, Resp
 from libdsec._proto.dsec.v1 import (
     admin_pb2,
+    event_pb2,
     file_pb2,
     job_pb2,
     layer_pb2,
@@ -32,6 +33,7 @@ _REPEATABLE = {
     f"/{service.full_name}/{method.name}"
     for module in (
         admin_pb2,
+        event_pb2,
         file_pb2,
         job_pb2,
         layer_pb2,
@@ -78,6 +80,10 @@ EXTEND = _call(_SANDBOX + "Extend", sandbox_pb2.ExtendRequest, sandbox_pb2.Exten
 USAGE = _call(_SANDBOX + "Usage", sandbox_pb2.UsageRequest, sandbox_pb2.UsageResponse)
 PAUSE = _call(_SANDBOX + "Pause", sandbox_pb2.PauseRequest, sandbox_pb2.PauseResponse, slow=True)
 RESUME = _call(_SANDBOX + "Resume", sandbox_pb2.ResumeRequest, sandbox_pb2.ResumeResponse, slow=True)
+
+WATCH_EVENTS = _call(
+    "/dsec.v1.EventService/WatchEvents", event_pb2.WatchEventsRequest, event_pb2.WatchEventsResponse
+)
 
 PACK = _call(_SNAPSHOT + "Pack", snapshot_pb2.PackRequest, snapshot_pb2.PackResponse, slow=True)
 # As a create it always carries a request id.

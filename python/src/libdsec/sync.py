@@ -379,6 +379,7 @@ class DSecClient(_Twin[_client.DSecClient]):
     kill = _blocking(_client.DSecClient.kill)
     create_job = _making(_client.DSecClient.create_job, Job)
     list_jobs = _iterating(_client.DSecClient.list_jobs)
+    events = _iterating(_client.DSecClient.events)
     import_layer = _blocking(_client.DSecClient.import_layer)
     import_git = _blocking(_client.DSecClient.import_git)
     import_image = _blocking(_client.DSecClient.import_image)

@@ -65,6 +65,8 @@ const (
 	// EdgeServiceRedirectSandboxProcedure is the fully-qualified name of the EdgeService's
 	// RedirectSandbox RPC.
 	EdgeServiceRedirectSandboxProcedure = "/dsec.v1.EdgeService/RedirectSandbox"
+	// EdgeServiceWatchNodeProcedure is the fully-qualified name of the EdgeService's WatchNode RPC.
+	EdgeServiceWatchNodeProcedure = "/dsec.v1.EdgeService/WatchNode"
 	// EdgeServiceBuildLayerProcedure is the fully-qualified name of the EdgeService's BuildLayer RPC.
 	EdgeServiceBuildLayerProcedure = "/dsec.v1.EdgeService/BuildLayer"
 	// EdgeServiceResolveImageProcedure is the fully-qualified name of the EdgeService's ResolveImage
@@ -111,6 +113,8 @@ type EdgeServiceClient interface {
 	// RedirectSandbox ends a sandbox whose place another one has taken: calls for it fail
 	// from then on, and tell that one's ID.
 	RedirectSandbox(context.Context, *connect.Request[v1.RedirectSandboxRequest]) (*connect.Response[v1.RedirectSandboxResponse], error)
+	// WatchNode streams the events of the project's sandboxes on this node.
+	WatchNode(context.Context, *connect.Request[v1.WatchNodeRequest]) (*connect.ServerStreamForClient[v1.WatchNodeResponse], error)
 	// BuildLayer converts an uploaded archive into a layer of the store; names
 	// are not the edge's business.
 	BuildLayer(context.Context) *connect.ClientStreamForClient[v1.ImportLayerRequest, v1.ImportLayerResponse]
@@ -236,6 +240,13 @@ func NewEdgeServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
+		watchNode: connect.NewClient[v1.WatchNodeRequest, v1.WatchNodeResponse](
+			httpClient,
+			baseURL+EdgeServiceWatchNodeProcedure,
+			connect.WithSchema(edgeServiceMethods.ByName("WatchNode")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
+			connect.WithClientOptions(opts...),
+		),
 		buildLayer: connect.NewClient[v1.ImportLayerRequest, v1.ImportLayerResponse](
 			httpClient,
 			baseURL+EdgeServiceBuildLayerProcedure,
@@ -317,6 +328,7 @@ type edgeServiceClient struct {
 	applyToJob      *connect.Client[v1.ApplyToJobRequest, v1.ApplyToJobResponse]
 	packSandbox     *connect.Client[v1.PackSandboxRequest, v1.PackSandboxResponse]
 	redirectSandbox *connect.Client[v1.RedirectSandboxRequest, v1.RedirectSandboxResponse]
+	watchNode       *connect.Client[v1.WatchNodeRequest, v1.WatchNodeResponse]
 	buildLayer      *connect.Client[v1.ImportLayerRequest, v1.ImportLayerResponse]
 	resolveImage    *connect.Client[v1.PullLayerRequest, v1.ResolveImageResponse]
 	pullLayer       *connect.Client[v1.PullLayerRequest, v1.PullLayerResponse]
@@ -393,6 +405,11 @@ func (c *edgeServiceClient) RedirectSandbox(ctx context.Context, req *connect.Re
 	return c.redirectSandbox.CallUnary(ctx, req)
 }
 
+// WatchNode calls dsec.v1.EdgeService.WatchNode.
+func (c *edgeServiceClient) WatchNode(ctx context.Context, req *connect.Request[v1.WatchNodeRequest]) (*connect.ServerStreamForClient[v1.WatchNodeResponse], error) {
+	return c.watchNode.CallServerStream(ctx, req)
+}
+
 // BuildLayer calls dsec.v1.EdgeService.BuildLayer.
 func (c *edgeServiceClient) BuildLayer(ctx context.Context) *connect.ClientStreamForClient[v1.ImportLayerRequest, v1.ImportLayerResponse] {
 	return c.buildLayer.CallClientStream(ctx)
@@ -462,6 +479,8 @@ type EdgeServiceHandler interface {
 	// RedirectSandbox ends a sandbox whose place another one has taken: calls for it fail
 	// from then on, and tell that one's ID.
 	RedirectSandbox(context.Context, *connect.Request[v1.RedirectSandboxRequest]) (*connect.Response[v1.RedirectSandboxResponse], error)
+	// WatchNode streams the events of the project's sandboxes on this node.
+	WatchNode(context.Context, *connect.Request[v1.WatchNodeRequest], *connect.ServerStream[v1.WatchNodeResponse]) error
 	// BuildLayer converts an uploaded archive into a layer of the store; names
 	// are not the edge's business.
 	BuildLayer(context.Context, *connect.ClientStream[v1.ImportLayerRequest]) (*connect.Response[v1.ImportLayerResponse], error)
@@ -583,6 +602,13 @@ func NewEdgeServiceHandler(svc EdgeServiceHandler, opts ...connect.HandlerOption
 		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
+	edgeServiceWatchNodeHandler := connect.NewServerStreamHandler(
+		EdgeServiceWatchNodeProcedure,
+		svc.WatchNode,
+		connect.WithSchema(edgeServiceMethods.ByName("WatchNode")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
+		connect.WithHandlerOptions(opts...),
+	)
 	edgeServiceBuildLayerHandler := connect.NewClientStreamHandler(
 		EdgeServiceBuildLayerProcedure,
 		svc.BuildLayer,
@@ -674,6 +700,8 @@ func NewEdgeServiceHandler(svc EdgeServiceHandler, opts ...connect.HandlerOption
 			edgeServicePackSandboxHandler.ServeHTTP(w, r)
 		case EdgeServiceRedirectSandboxProcedure:
 			edgeServiceRedirectSandboxHandler.ServeHTTP(w, r)
+		case EdgeServiceWatchNodeProcedure:
+			edgeServiceWatchNodeHandler.ServeHTTP(w, r)
 		case EdgeServiceBuildLayerProcedure:
 			edgeServiceBuildLayerHandler.ServeHTTP(w, r)
 		case EdgeServiceResolveImageProcedure:
@@ -751,6 +779,10 @@ func (UnimplementedEdgeServiceHandler) PackSandbox(context.Context, *connect.Req
 
 func (UnimplementedEdgeServiceHandler) RedirectSandbox(context.Context, *connect.Request[v1.RedirectSandboxRequest]) (*connect.Response[v1.RedirectSandboxResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.EdgeService.RedirectSandbox is not implemented"))
+}
+
+func (UnimplementedEdgeServiceHandler) WatchNode(context.Context, *connect.Request[v1.WatchNodeRequest], *connect.ServerStream[v1.WatchNodeResponse]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.EdgeService.WatchNode is not implemented"))
 }
 
 func (UnimplementedEdgeServiceHandler) BuildLayer(context.Context, *connect.ClientStream[v1.ImportLayerRequest]) (*connect.Response[v1.ImportLayerResponse], error) {
