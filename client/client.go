@@ -78,6 +78,7 @@ type Client struct {
 	layer      dsecv1connect.LayerServiceClient
 	job        dsecv1connect.JobServiceClient
 	trajectory dsecv1connect.TrajectoryServiceClient
+	webhook    dsecv1connect.WebhookServiceClient
 	event      dsecv1connect.EventServiceClient
 	snapshot   dsecv1connect.SnapshotServiceClient
 	admin      dsecv1connect.AdminServiceClient
@@ -115,6 +116,7 @@ func New(o Options) (*Client, error) {
 	c.trajectory = dsecv1connect.NewTrajectoryServiceClient(calls, c.url, opts)
 	c.snapshot = dsecv1connect.NewSnapshotServiceClient(calls, c.url, opts)
 	c.event = dsecv1connect.NewEventServiceClient(calls, c.url, opts)
+	c.webhook = dsecv1connect.NewWebhookServiceClient(calls, c.url, opts)
 	c.job = dsecv1connect.NewJobServiceClient(calls, c.url, opts)
 	c.admin = dsecv1connect.NewAdminServiceClient(calls, c.url, opts)
 	c.session = dsecv1connect.NewSessionServiceClient(streams, c.url, opts)

@@ -79,6 +79,13 @@ func TestEventsOverAKilledServer(t *testing.T) {
 	w := watchAll(t, cl, client.EventOptions{FromStart: true})
 	job, err := cl.CreateJob(t.Context(), "train", client.JobOptions{})
 	check(t, err)
+	testutil.WaitFor(t, 30*time.Second, "the job", func() error {
+		if got := strings.TrimSuffix(w.of("train"), " repeated"); got != "active" { // it may have been there first
+			return fmt.Errorf("it is %q", got)
+		}
+		return nil
+	})
+	first := w.of("train")
 	var all []*client.Sandbox
 	for range 5 {
 		sb, err := cl.CreateSandbox(t.Context(), client.SandboxOptions{Layers: []string{"base"}, Job: "train"})
@@ -100,7 +107,7 @@ func TestEventsOverAKilledServer(t *testing.T) {
 	for _, sb := range all {
 		w.want(t, string(sb.ID()), life)
 	}
-	w.want(t, "train", "active, ended")
+	w.want(t, "train", first+", ended")
 	w.cancel()
 	<-w.done
 	w.mu.Lock()

@@ -87,6 +87,11 @@ var rows = map[string]row{
 
 	dsecv1connect.EventServiceWatchEventsProcedure: {body: `{}`},
 
+	dsecv1connect.WebhookServiceCreateWebhookProcedure: {body: `{"url":"https://example.com/hook"}`},
+	dsecv1connect.WebhookServiceGetWebhookProcedure:    {body: `{"id":"wh-0"}`},
+	dsecv1connect.WebhookServiceListWebhooksProcedure:  {body: `{}`},
+	dsecv1connect.WebhookServiceDeleteWebhookProcedure: {body: `{"id":"wh-0"}`},
+
 	dsecv1connect.SnapshotServicePackProcedure:    {body: `{"sandboxId":"%s","name":"packed"}`, field: "sandbox_id"},
 	dsecv1connect.SnapshotServiceForkProcedure:    {body: `{"sandboxId":"%s","count":2}`, field: "sandbox_id"},
 	dsecv1connect.SnapshotServiceMigrateProcedure: {body: `{"sandboxId":"%s","loseMemory":true}`, field: "sandbox_id"},
@@ -110,6 +115,7 @@ var rows = map[string]row{
 // not there, which shows that the call was let in.
 var mayFail = map[string]dsec.Code{
 	dsecv1connect.LayerServiceInspectLayerProcedure:       dsec.CodeNotFound,
+	dsecv1connect.WebhookServiceGetWebhookProcedure:       dsec.CodeNotFound,
 	dsecv1connect.LayerServiceTagLayerProcedure:           dsec.CodeNotFound,
 	dsecv1connect.LayerServiceRemoveLayerProcedure:        dsec.CodeNotFound,
 	dsecv1connect.LayerServiceImportLayerProcedure:        dsec.CodeInvalid, // an empty archive

@@ -85,6 +85,7 @@ func startAPI(
 	stack.Push(func(context.Context) error { edges.Close(); return nil })
 	api, err := apiserver.New(ctx, apiserver.Config{
 		Store: st, IAM: keys, Edges: edges, Log: log, Metrics: reg, AutoImport: cfg.Registry.Enabled && cfg.Registry.AutoImport,
+		WebhookAllow: cfg.webhookAllow(), WebhookGiveUp: cfg.API.WebhookGiveUp.Duration,
 	})
 	if err != nil {
 		return err

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -53,6 +54,9 @@ type APIConfig struct {
 	TLSCert string   `toml:"tls_cert"`
 	TLSKey  string   `toml:"tls_key"`
 	Edges   []string `toml:"edges"`
+	// WebhookAllow are networks, as 10.0.0.0/8.
+	WebhookAllow  []string `toml:"webhook_allow"`
+	WebhookGiveUp duration `toml:"webhook_give_up"`
 }
 
 // EtcdConfig is the section [etcd].
@@ -410,7 +414,23 @@ func (a *APIConfig) validate() error {
 	if a.TLSCert == "" && host != "localhost" && (ip == nil || !ip.IsLoopback()) {
 		return dsec.Invalid("api.listen", "want a loopback address such as 127.0.0.1; another needs api.tls_cert and api.tls_key, for keys must not travel in the clear")
 	}
+	for i, text := range a.WebhookAllow {
+		if _, err := netip.ParsePrefix(text); err != nil {
+			return dsec.Invalid(fmt.Sprintf("api.webhook_allow[%d]", i), "%q: want a network such as 10.0.0.0/8", text)
+		}
+	}
+	if d := a.WebhookGiveUp.Duration; d < time.Second || d > 30*24*time.Hour {
+		return dsec.Invalid("api.webhook_give_up", "is %s, want 1s to 720h", d)
+	}
 	return nil
+}
+
+// webhookAllow are the networks of webhook_allow.
+func (c *Config) webhookAllow() (list []netip.Prefix) {
+	for _, text := range c.API.WebhookAllow {
+		list = append(list, netip.MustParsePrefix(text).Masked())
+	}
+	return list
 }
 
 func (e *EdgeConfig) validate() error {

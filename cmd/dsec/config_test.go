@@ -46,6 +46,8 @@ func TestValidateNamesTheField(t *testing.T) {
 	for field, change := range map[string]func(*Config){
 		"data_dir":                      func(c *Config) { c.DataDir = "x" },
 		"api.listen":                    func(c *Config) { c.API.Listen = "[::]:1" },
+		"api.webhook_allow[0]":          func(c *Config) { c.API.WebhookAllow = []string{"10.0.0.1"} },
+		"api.webhook_give_up":           func(c *Config) { c.API.WebhookGiveUp.Duration = 0 },
 		"api.tls_cert":                  func(c *Config) { c.API.TLSCert = "x" },
 		"edge.backends":                 func(c *Config) { c.Edge.Backends = nil },
 		"edge.max_sandboxes":            func(c *Config) { c.Edge.MaxSandboxes = -1 },

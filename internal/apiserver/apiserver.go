@@ -11,6 +11,7 @@ import (
 	"context"
 	"log/slog"
 	"net/http"
+	"net/netip"
 	"sync"
 	"time"
 
@@ -37,6 +38,10 @@ type Config struct {
 	// AutoImport has a create import the image that its base names, where that is a
 	// reference with a host and no name of the project.
 	AutoImport bool
+	// WebhookAllow are networks that webhooks may lead to though they are not public, and
+	// WebhookGiveUp is for how long an event is tried to be delivered; 0 is a day.
+	WebhookAllow  []netip.Prefix
+	WebhookGiveUp time.Duration
 
 	Log     *slog.Logger
 	Metrics prometheus.Registerer
@@ -48,6 +53,7 @@ type Server struct {
 	edges   *watcher.Watcher
 	layers  *layerNames
 	jobs    *jobs
+	hooks   *hooks
 	log     *slog.Logger
 	metrics *metrics
 	pulls   pulls
@@ -83,6 +89,12 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 		layers.close()
 		return nil, err
 	}
+	hooks, err := openHooks(ctx, cfg)
+	if err != nil {
+		layers.close()
+		jobs.close()
+		return nil, err
+	}
 	stopping, stop := context.WithCancel(context.WithValue(context.WithoutCancel(ctx), principalKey{}, self))
 	s := &Server{
 		stopping: stopping, stop: stop,
@@ -90,6 +102,7 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 		edges:   cfg.Edges,
 		layers:  layers,
 		jobs:    jobs,
+		hooks:   hooks,
 		log:     cfg.Log.With("component", "apiserver"),
 		metrics: newMetrics(cfg.Metrics),
 		pulls:   pulls{running: map[pullKey]*pull{}},
@@ -104,6 +117,7 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 	}
 	s.work.Go(func() { s.collectAtTimes(stopping) })
 	s.work.Go(func() { s.keepJobs(stopping) })
+	s.work.Go(func() { s.keepHooks(stopping) })
 	return s, nil
 }
 
@@ -120,6 +134,7 @@ func (s *Server) Close() {
 	s.work.Wait()
 	s.layers.close()
 	s.jobs.close()
+	s.hooks.docs.Close()
 }
 
 // Handler serves every route of the public API.
@@ -140,6 +155,7 @@ func (s *Server) Handler() http.Handler {
 	mux.Handle(dsecv1connect.NewTrajectoryServiceHandler(trajectoryService{s}, opts...))
 	mux.Handle(dsecv1connect.NewSnapshotServiceHandler(snapshotService{s}, opts...))
 	mux.Handle(dsecv1connect.NewEventServiceHandler(eventService{s}, opts...))
+	mux.Handle(dsecv1connect.NewWebhookServiceHandler(webhookService{s}, opts...))
 	mux.Handle(dsecv1connect.NewJobServiceHandler(jobService{s}, opts...))
 	mux.Handle(dsecv1connect.NewLayerServiceHandler(layerService{s}, opts...))
 	mux.Handle(dsecv1connect.NewAdminServiceHandler(adminService{s}, opts...))

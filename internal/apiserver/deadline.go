@@ -61,7 +61,7 @@ func Routes() iter.Seq[Route] {
 	return func(yield func(Route) bool) {
 		for _, file := range []protoreflect.FileDescriptor{
 			dsecv1.File_dsec_v1_sandbox_proto, dsecv1.File_dsec_v1_process_proto, dsecv1.File_dsec_v1_session_proto,
-			dsecv1.File_dsec_v1_file_proto, dsecv1.File_dsec_v1_job_proto, dsecv1.File_dsec_v1_trajectory_proto, dsecv1.File_dsec_v1_snapshot_proto, dsecv1.File_dsec_v1_event_proto, dsecv1.File_dsec_v1_layer_proto, dsecv1.File_dsec_v1_admin_proto,
+			dsecv1.File_dsec_v1_file_proto, dsecv1.File_dsec_v1_job_proto, dsecv1.File_dsec_v1_trajectory_proto, dsecv1.File_dsec_v1_snapshot_proto, dsecv1.File_dsec_v1_event_proto, dsecv1.File_dsec_v1_webhook_proto, dsecv1.File_dsec_v1_layer_proto, dsecv1.File_dsec_v1_admin_proto,
 		} {
 			for i := range file.Services().Len() {
 				svc := file.Services().Get(i)

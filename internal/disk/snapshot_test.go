@@ -108,7 +108,11 @@ func TestSnapshotOfAnEdgeThatDied(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(upper, "f"), bytes.Repeat([]byte("a"), 70<<20), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := v.Snapshot(quiet); err != nil {
+	snap, err := v.Snapshot(quiet)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := snap.Upper.Close(); err != nil { // as the end of a process does
 		t.Fatal(err)
 	}
 	n.restart(nil)

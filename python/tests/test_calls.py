@@ -28,6 +28,7 @@ from libdsec._proto.dsec.v1 import (
     snapshot_pb2,
     trajectory_pb2,
     types_pb2,
+    webhook_pb2,
 )
 from libdsec._source import Source
 
@@ -49,7 +50,7 @@ def test_every_rpc_of_the_api_has_a_method() -> None:
     want = {}
     for module in (
         *(admin_pb2, event_pb2, file_pb2, job_pb2, layer_pb2),
-        *(process_pb2, sandbox_pb2, session_pb2, snapshot_pb2, trajectory_pb2),
+        *(process_pb2, sandbox_pb2, session_pb2, snapshot_pb2, trajectory_pb2, webhook_pb2),
     ):
         for service in module.DESCRIPTOR.services_by_name.values():
             for rpc in service.methods:

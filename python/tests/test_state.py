@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
+import hmac
 import subprocess
 import sys
 import textwrap
+import time
 from contextlib import aclosing
 from dataclasses import replace
 from uuid import uuid4
@@ -231,6 +235,40 @@ async def test_events(server: Server, args: DSecContainerRunArgs) -> None:
         assert [e.time for e in again] == [e.time for e in seen[2:]]
         with pytest.raises(libdsec.InvalidError):
             await anext(client.events(cursor="nonsense"))
+
+
+async def test_webhooks(server: Server) -> None:
+    async with DSecClient(server.url, server.key) as client:
+        new = await client.create_webhook("https://example.com/hook", states=["failed"])
+        assert new.secret.startswith("whsec_")
+        assert new.webhook.state == "ok"
+        assert (await client.get_webhook(new.webhook.id)).url == "https://example.com/hook"
+        assert new.webhook.id in [w.id for w in await client.list_webhooks()]
+        for url in ("ftp://example.com", "http://127.0.0.1/", "https://a:b@example.com/", ""):
+            with pytest.raises(libdsec.InvalidError) as e:
+                await client.create_webhook(url)
+            assert e.value.field == "url"
+        for _ in range(2):
+            await client.delete_webhook(new.webhook.id)
+        with pytest.raises(libdsec.NotFoundError):
+            await client.get_webhook(new.webhook.id)
+
+
+def test_verify_webhook() -> None:
+    secret = "whsec_" + base64.b64encode(b"k" * 24).decode()
+    stamp, body = str(int(time.time())), b'{"a": 1}'
+    digest = hmac.new(b"k" * 24, f"id.{stamp}.".encode() + body, hashlib.sha256).digest()
+    headers = {
+        "Webhook-Id": "id",
+        "webhook-timestamp": stamp,
+        "Webhook-Signature": "v1,AAAA v1," + base64.b64encode(digest).decode(),
+    }
+    libdsec.verify_webhook(secret, headers, body)
+    for change in ({"Webhook-Id": "other"}, {"webhook-timestamp": "1"}, {"Webhook-Signature": "v1,AAAA"}):
+        with pytest.raises(libdsec.DeniedError):
+            libdsec.verify_webhook(secret, {**headers, **change}, body)
+    with pytest.raises(libdsec.DeniedError):
+        libdsec.verify_webhook(secret, headers, body + b" ")
 
 
 async def test_trajectory_diverges(server: Server, args: DSecContainerRunArgs) -> None:

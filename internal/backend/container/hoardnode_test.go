@@ -98,8 +98,10 @@ func TestHoardersTogetherAreEnded(t *testing.T) {
 	most, some, few := h.create(), h.create(), h.create()
 	few.hold(nil, "/bin/inside", "netlinks", "5")
 	kept := some.hold(nil, "/bin/inside", "netlinks", "25")
-	killed := most.hold(nil, "/bin/inside", "netlinks", "55")
-	o := most.endOf(killed.Events)
+	// It may be ended before it holds all that.
+	killed := most.start(chronusapi.StartRequest{Command: chronusapi.Command{Argv: []string{"/bin/inside", "netlinks", "55"}}, OpenStdin: true})
+	defer func() { _ = killed.Close() }()
+	o := most.endOf(killed)
 	if o.Signal != int(unix.SIGKILL) {
 		t.Errorf("what held most ended with %+v", o)
 	}

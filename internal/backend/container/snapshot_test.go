@@ -14,14 +14,13 @@ import (
 // Whatever bounds the disk, a snapshot has what overlayfs keeps of a sandbox's changes,
 // owned by the sandbox's IDs, and processes stand still only as long as is said.
 func TestSnapshotOfEachDriver(t *testing.T) {
-	for _, driver := range []string{"btrfs", "ext4"} {
+	drivers := []string{"btrfs", "ext4"}
+	if has := os.Getenv("DSEC_TEST_DISK"); has != "" { // the guest says what it has
+		drivers = []string{has}
+	}
+	for _, driver := range drivers {
 		t.Run(driver, func(t *testing.T) {
-			h := newHost(t, func(c *Config) {
-				c.Disk.Driver = driver
-				if os.Getenv("DSEC_TEST_DISK") != "" {
-					t.Setenv("DSEC_TEST_DISK", driver) // it is this one that is meant
-				}
-			})
+			h := newHost(t, func(c *Config) { c.Disk.Driver = driver })
 			if h.b.disk.CanSnapshot() != (driver == "btrfs") {
 				t.Errorf("copies: %v", h.b.disk.CanSnapshot())
 			}

@@ -65,6 +65,7 @@ from libdsec._types import (
     Usage,
 )
 from libdsec._version import __version__
+from libdsec._webhooks import NewWebhook, Webhook, verify_webhook
 
 __all__ = [
     "ByteStream",
@@ -96,6 +97,7 @@ __all__ = [
     "Limits",
     "LogEntry",
     "NewKey",
+    "NewWebhook",
     "NotFoundError",
     "Outcome",
     "OutcomeUnknownError",
@@ -121,5 +123,7 @@ __all__ = [
     "UnavailableError",
     "UnsupportedError",
     "Usage",
+    "Webhook",
     "__version__",
+    "verify_webhook",
 ]

@@ -26,11 +26,12 @@ from libdsec._proto.dsec.v1 import admin_pb2, job_pb2, sandbox_pb2
 from libdsec._rpc import Rpc
 from libdsec._sandbox import Sandbox
 from libdsec._types import DSecContainerRunArgs, SandboxInfo
+from libdsec._webhooks import WebhookCalls
 
 _PAGE = 1000
 
 
-class DSecClient(LayerCalls):
+class DSecClient(LayerCalls, WebhookCalls):
     """A connection to a dsec server.
 
     One client serves any number of calls at once, from any number of event

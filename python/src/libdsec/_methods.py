@@ -16,6 +16,7 @@ from libdsec._proto.dsec.v1 import (
     session_pb2,
     snapshot_pb2,
     trajectory_pb2,
+    webhook_pb2,
 )
 
 _SANDBOX = "/dsec.v1.SandboxService/"
@@ -25,6 +26,7 @@ _FILE = "/dsec.v1.FileService/"
 _JOB = "/dsec.v1.JobService/"
 _TRAJECTORY = "/dsec.v1.TrajectoryService/"
 _SNAPSHOT = "/dsec.v1.SnapshotService/"
+_WEBHOOK = "/dsec.v1.WebhookService/"
 _LAYER = "/dsec.v1.LayerService/"
 _ADMIN = "/dsec.v1.AdminService/"
 
@@ -42,6 +44,7 @@ _REPEATABLE = {
         session_pb2,
         snapshot_pb2,
         trajectory_pb2,
+        webhook_pb2,
     )
     for service in module.DESCRIPTOR.services_by_name.values()
     for method in service.methods
@@ -83,6 +86,17 @@ RESUME = _call(_SANDBOX + "Resume", sandbox_pb2.ResumeRequest, sandbox_pb2.Resum
 
 WATCH_EVENTS = _call(
     "/dsec.v1.EventService/WatchEvents", event_pb2.WatchEventsRequest, event_pb2.WatchEventsResponse
+)
+
+CREATE_WEBHOOK = _call(
+    _WEBHOOK + "CreateWebhook", webhook_pb2.CreateWebhookRequest, webhook_pb2.CreateWebhookResponse
+)
+GET_WEBHOOK = _call(_WEBHOOK + "GetWebhook", webhook_pb2.GetWebhookRequest, webhook_pb2.GetWebhookResponse)
+LIST_WEBHOOKS = _call(
+    _WEBHOOK + "ListWebhooks", webhook_pb2.ListWebhooksRequest, webhook_pb2.ListWebhooksResponse
+)
+DELETE_WEBHOOK = _call(
+    _WEBHOOK + "DeleteWebhook", webhook_pb2.DeleteWebhookRequest, webhook_pb2.DeleteWebhookResponse
 )
 
 PACK = _call(_SNAPSHOT + "Pack", snapshot_pb2.PackRequest, snapshot_pb2.PackResponse, slow=True)
