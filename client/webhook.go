@@ -98,7 +98,7 @@ func VerifyWebhook(secret string, header http.Header, body []byte) error {
 	_, _ = fmt.Fprintf(mac, "%s.%s.", id, stamp)
 	mac.Write(body)
 	want := []byte("v1," + base64.StdEncoding.EncodeToString(mac.Sum(nil)))
-	for _, have := range strings.Fields(header.Get("Webhook-Signature")) {
+	for have := range strings.FieldsSeq(header.Get("Webhook-Signature")) {
 		if hmac.Equal([]byte(have), want) {
 			return nil
 		}

@@ -2,6 +2,7 @@ package test
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"strings"
 	"testing"
@@ -205,11 +206,7 @@ func (w *world) packs(s *being) {
 
 // add adds a sandbox that has the files of another.
 func (w *world) add(like *being, sb *client.Sandbox) {
-	files := map[string]string{}
-	for k, v := range like.files {
-		files[k] = v
-	}
-	w.all = append(w.all, &being{sb: sb, files: files, actions: map[string]string{}})
+	w.all = append(w.all, &being{sb: sb, files: maps.Clone(like.files), actions: map[string]string{}})
 }
 
 func (w *world) fork(s *being) {

@@ -143,7 +143,7 @@ func TestWebhooks(t *testing.T) {
 	want = append(want, lifeOf(life())...)
 	s.kill()
 	url := strings.TrimPrefix(s.url, "http://")
-	s = begin(url)
+	_ = begin(url)
 	want = append(want, lifeOf(life())...)
 	r.want(want...)
 	got, err := cl.Webhook(t.Context(), h.ID)

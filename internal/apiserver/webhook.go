@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"encoding/base64"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"net/netip"
 	"net/url"
@@ -119,14 +120,14 @@ func (v webhookService) CreateWebhook(ctx context.Context, req *connect.Request[
 
 // cursorNow is where the events of ctx's project are now.
 func (s *Server) cursorNow(ctx context.Context) (cursor string, err error) {
-	found := fmt.Errorf("found")
+	found := errors.New("found")
 	werr := s.watchEvents(ctx, nil, false, nil, func(_ *dsecv1.Event, at *dsecv1.EventCursor) error {
 		if cursor, err = encodeCursor(at); err != nil {
 			return err
 		}
 		return found
 	})
-	if werr == found { //nolint:errorlint // it is this one
+	if errors.Is(werr, found) {
 		return cursor, nil
 	}
 	return "", werr

@@ -11,7 +11,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// ErrCompacted: the changes since a revision are kept no more.
+// ErrCompacted says that the changes since a revision are kept no more.
 var ErrCompacted = errors.New("the store has forgotten changes since then")
 
 // Change is one of a document. Old is nil where there was none; New where there is none any more.
