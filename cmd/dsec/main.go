@@ -59,6 +59,7 @@ func commands() []command {
 		{"cp", "SRC DST", "copy files and directories; ID:PATH is in a sandbox, - is a tar stream", runCp, false},
 		{"logs", "[flags] ID PROCESS", "print the output of a command that was started before", runLogs, false},
 		{"log", "[flags] ID", "show what was done to a sandbox, and what came of it", runLog, false},
+		{"replay", "[flags] ID", "do again in a fresh sandbox what was done in one, up to the first difference", runReplay, false},
 		{"ps", "ID", "list the commands of a sandbox", runPs, false},
 		{"stats", "ID...", "show what sandboxes use", runStats, false},
 		{"layer import", "[flags] NAME FILE|DIR|-|--image REF|--git URL", "make a layer of an archive, a directory, an image or a checkout", runLayerImport, false},
