@@ -226,7 +226,6 @@ func (c *call) doRead(kind dsecv1.TrajectoryKind, req proto.Message, what *dsecv
 		return err
 	}
 	if earlier != nil {
-		stream.ResponseHeader().Set(replayedHeader, "1")
 		if err := errorOf(earlier.Ended); err != nil {
 			return err
 		}
@@ -341,6 +340,7 @@ func (c *call) doWrite(kind dsecv1.TrajectoryKind, open proto.Message, what *dse
 	e, broke := new(dsecv1.TrajectoryEntry), false
 	err = c.fail(f(readerFunc(func(p []byte) (int, error) {
 		n, err := data.Read(p)
+		a.Input(p[:n])
 		broke = broke || err != nil && err != io.EOF && asError(err) == nil
 		return n, err
 	})))

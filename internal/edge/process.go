@@ -1,12 +1,15 @@
 package edge
 
 import (
+	"cmp"
 	"context"
+	"io"
 	"time"
 
 	"connectrpc.com/connect"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/chronusapi"
 	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
 )
 
@@ -89,16 +92,21 @@ func (p processService) Signal(ctx context.Context, req *connect.Request[dsecv1.
 
 // WriteStdin appends to a command's input.
 func (p processService) WriteStdin(ctx context.Context, req *connect.Request[dsecv1.WriteStdinRequest]) (*connect.Response[dsecv1.WriteStdinResponse], error) {
-	m, out := req.Msg, new(dsecv1.WriteStdinResponse)
-	what := &dsecv1.TrajectoryRequest{ProcessId: m.ProcessId, InputBytes: int64(len(m.Data))}
-	err := p.e.with(ctx, req.Header(), m.SandboxId, func(c *call) error {
-		return c.do(dsecv1.TrajectoryKind_TRAJECTORY_KIND_STDIN, m, what, out, func() error {
-			n, err := c.client.WriteStdin(c.ctx, m.ProcessId, m.Data, m.Eof)
-			out.Written = uint64(n)
-			return ofProcess(err)
-		})
-	})
+	out := new(dsecv1.WriteStdinResponse)
+	err := p.e.with(ctx, req.Header(), req.Msg.SandboxId, func(c *call) error { return c.writeStdin(req.Msg, out) })
 	return respond(out, err)
+}
+
+func (c *call) writeStdin(m *dsecv1.WriteStdinRequest, out *dsecv1.WriteStdinResponse) error {
+	return c.do(dsecv1.TrajectoryKind_TRAJECTORY_KIND_STDIN, m, ofStdin(m), out, func() error {
+		n, err := c.client.WriteStdin(c.ctx, m.ProcessId, m.Data, m.Eof)
+		out.Written = uint64(n)
+		return ofProcess(err)
+	})
+}
+
+func ofStdin(m *dsecv1.WriteStdinRequest) *dsecv1.TrajectoryRequest {
+	return &dsecv1.TrajectoryRequest{ProcessId: m.ProcessId, InputBytes: int64(len(m.Data))}
 }
 
 // StreamStdin is WriteStdin for much data.
@@ -106,27 +114,72 @@ func (p processService) StreamStdin(ctx context.Context, stream *connect.ClientS
 	if !stream.Receive() {
 		return nil, firstMessage(stream.Err(), "sandbox_id", "want a first message that names the process")
 	}
-	out := new(dsecv1.WriteStdinResponse)
-	id, process := stream.Msg().SandboxId, stream.Msg().ProcessId
-	err := p.e.with(ctx, stream.RequestHeader(), id, func(c *call) error {
-		for more := true; more; more = stream.Receive() {
-			m := stream.Msg()
-			n, err := c.client.WriteStdin(c.ctx, process, m.Data, m.Eof)
-			out.Written += uint64(n)
-			if err != nil || m.Eof {
-				return ofProcess(err)
-			}
+	out, first := new(dsecv1.WriteStdinResponse), stream.Msg()
+	err := p.e.with(ctx, stream.RequestHeader(), first.SandboxId, func(c *call) error {
+		if first.Eof {
+			return c.writeStdin(first, out)
 		}
-		return stream.Err()
+		open := &dsecv1.WriteStdinRequest{ProcessId: first.ProcessId}
+		in := &stdin{stream: stream, rest: first.Data}
+		err := c.doWrite(dsecv1.TrajectoryKind_TRAJECTORY_KIND_STDIN, open, ofStdin(open), false, in, out, func(data io.Reader) error {
+			return c.copyStdin(first.ProcessId, data, out)
+		})
+		if err == nil && in.eof {
+			// In the log the end of the input is an action of its own: whether a stream
+			// ends so is not known when it begins.
+			c.origin.action = ""
+			err = c.writeStdin(&dsecv1.WriteStdinRequest{ProcessId: first.ProcessId, Eof: true}, new(dsecv1.WriteStdinResponse))
+		}
+		return err
 	})
 	return respond(out, err)
+}
+
+// copyStdin writes data to a command's input.
+func (c *call) copyStdin(process uint64, data io.Reader, out *dsecv1.WriteStdinResponse) error {
+	buf := make([]byte, chronusapi.MaxChunk)
+	for {
+		n, err := data.Read(buf)
+		if n > 0 {
+			taken, werr := c.client.WriteStdin(c.ctx, process, buf[:n], false)
+			out.Written += uint64(taken)
+			if werr != nil {
+				return ofProcess(werr)
+			}
+		}
+		if err == io.EOF { // wrapped it would be a broken stream
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// stdin reads the data messages of a stream, up to one that ends the input.
+type stdin struct {
+	stream *connect.ClientStream[dsecv1.WriteStdinRequest]
+	rest   []byte
+	eof    bool
+}
+
+// Read implements io.Reader.
+func (s *stdin) Read(p []byte) (int, error) {
+	for len(s.rest) == 0 {
+		if s.eof || !s.stream.Receive() {
+			return 0, cmp.Or(s.stream.Err(), io.EOF)
+		}
+		s.rest, s.eof = s.stream.Msg().Data, s.stream.Msg().Eof
+	}
+	n := copy(p, s.rest)
+	s.rest = s.rest[n:]
+	return n, nil
 }
 
 // CloseStdin ends a command's input.
 func (p processService) CloseStdin(ctx context.Context, req *connect.Request[dsecv1.CloseStdinRequest]) (*connect.Response[dsecv1.CloseStdinResponse], error) {
 	err := p.e.with(ctx, req.Header(), req.Msg.SandboxId, func(c *call) error {
-		_, err := c.client.WriteStdin(c.ctx, req.Msg.ProcessId, nil, true)
-		return ofProcess(err)
+		return c.writeStdin(&dsecv1.WriteStdinRequest{ProcessId: req.Msg.ProcessId, Eof: true}, new(dsecv1.WriteStdinResponse))
 	})
 	return respond(new(dsecv1.CloseStdinResponse), err)
 }

@@ -26,9 +26,7 @@ func (p processService) Start(ctx context.Context, req *connect.Request[dsecv1.S
 	if err != nil {
 		return err
 	}
-	if earlier != nil {
-		stream.ResponseHeader().Set(replayedHeader, "1")
-	} else {
+	if earlier == nil {
 		start.Tag = c.tagFor(a)
 	}
 	out := newSender(ctx, stream.Send)
@@ -172,6 +170,7 @@ func (s *sandbox) known(seq, process uint64, pid int) {
 // startAgain answers a Start whose action ID is known: from the process while that
 // runs, else from the log.
 func (c *call) startAgain(out *sender, earlier *trajectory.Earlier, detach bool) error {
+	out.event.Replayed = true
 	if earlier.Ended == nil {
 		c.s.mu.Lock()
 		f := c.s.follows[earlier.Action.Seq]
@@ -261,5 +260,5 @@ func (c *call) replay(out *sender, e *dsecv1.TrajectoryEntry, detach bool) error
 			}
 		}
 	}
-	return out.message(&dsecv1.ProcessEvent{Event: &dsecv1.ProcessEvent_Exited{Exited: &dsecv1.Exited{Outcome: e.Outcome}}})
+	return out.message(&dsecv1.ProcessEvent{Replayed: true, Event: &dsecv1.ProcessEvent_Exited{Exited: &dsecv1.Exited{Outcome: e.Outcome}}})
 }

@@ -48,7 +48,10 @@ func readOrigin(ctx context.Context, h http.Header) origin {
 }
 
 // replayed is what the answer of a call with an action ID is marked by.
-type replayed struct{ yes bool }
+type replayed struct {
+	yes    bool
+	header http.Header // of a stream, which is marked before anything is sent
+}
 
 type replayedKey struct{}
 
@@ -74,18 +77,18 @@ func (c *call) begin(kind dsecv1.TrajectoryKind, req proto.Message, what *dsecv1
 
 // beginAside is begin that does not wait for an earlier action under way.
 func (c *call) beginAside(kind dsecv1.TrajectoryKind, req proto.Message, what *dsecv1.TrajectoryRequest) (a *trajectory.Action, earlier *trajectory.Earlier, err error) {
-	digest, err := trajectory.RequestDigest(req)
-	if err != nil {
+	e := &dsecv1.TrajectoryEntry{Kind: kind, Caller: c.origin.caller, ActionId: c.origin.action, Request: what}
+	if err := trajectory.Describe(e, req); err != nil {
 		return nil, nil, err
 	}
-	a, earlier, err = c.e.trajectories.Begin(c.ctx, c.s.id, &dsecv1.TrajectoryEntry{
-		Kind: kind, Caller: c.origin.caller, ActionId: c.origin.action, RequestDigest: digest, Request: what,
-	})
+	a, earlier, err = c.e.trajectories.Begin(c.ctx, c.s.id, e)
 	if err != nil {
 		return nil, nil, err
 	}
 	if earlier != nil && c.origin.mark != nil {
-		c.origin.mark.yes = true
+		if c.origin.mark.yes = true; c.origin.mark.header != nil {
+			c.origin.mark.header.Set(replayedHeader, "1")
+		}
 	}
 	return a, earlier, nil
 }
