@@ -78,6 +78,7 @@ func questions() []Question {
 		{"process numbers", Recommended, pidMax, "sysctl -w kernel.pid_max=4194304"},
 		{"shared tables", Recommended, sharedTables, "sysctl -w kernel.pty.max=1048576"},
 		{"swap", Optional, swap, "give the node swap or zram: paused sandboxes free their memory only with it"},
+		{"process memory", Optional, criu, "nothing that dsec could use yet: it keeps what is on a sandbox's disk, and not its processes"},
 		{"landlock", Recommended, landlock, "put landlock in the kernel's list of LSMs; the import helper is confined by it"},
 		{"apparmor", Optional, apparmor, "boot with apparmor=1 security=apparmor for one more layer around containers"},
 		{"kvm", Optional, kvm, "turn on virtualisation, or nested virtualisation, for microvm and vm sandboxes; they are emulated without"},

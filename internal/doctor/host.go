@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -104,6 +105,21 @@ func ksm(context.Context, Options) (string, error) {
 		return "off", nil
 	}
 	return "on", errors.New("memory of sandboxes is merged")
+}
+
+// criu tells whether the processes of a sandbox could be kept on a disk.
+func criu(ctx context.Context, _ Options) (string, error) {
+	path, err := exec.LookPath("criu")
+	if err != nil {
+		return "", errors.New("criu is not installed: packs, forks and migrations lose memory")
+	}
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, path, "check").CombinedOutput()
+	if lines := strings.Split(strings.TrimSpace(string(out)), "\n"); err != nil || strings.HasPrefix(lines[len(lines)-1], "Error") {
+		return path, fmt.Errorf("criu does not work with this kernel: %.200s", lines[0])
+	}
+	return path + " works", errors.New("dsec does not use it yet: packs, forks and migrations lose memory")
 }
 
 func program(name string) func(context.Context, Options) (string, error) {
