@@ -273,7 +273,8 @@ func reasonOf(err error) string {
 }
 
 func nodeEvent(kind, node, reason string) *dsecv1.Event {
-	return &dsecv1.Event{Kind: kind, Node: node, Reason: reason, Time: timestamppb.Now()}
+	now := time.Now()
+	return &dsecv1.Event{Kind: kind, Id: fmt.Sprintf("%s-%s-%d", kind, node, now.UnixNano()), Node: node, Reason: reason, Time: timestamppb.New(now)}
 }
 
 // tell hands over an event.

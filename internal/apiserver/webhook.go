@@ -27,6 +27,7 @@ const (
 	maxHooks        = 32              // of a project
 	maxHookURL      = 2048
 	hookSecret      = "whsec_"
+	cursorTimeout   = 10 * time.Second
 )
 
 // hook is the document of a webhook.
@@ -119,17 +120,22 @@ func (v webhookService) CreateWebhook(ctx context.Context, req *connect.Request[
 
 // cursorNow is where the events of ctx's project are now.
 func (s *Server) cursorNow(ctx context.Context) (cursor string, err error) {
-	found := errors.New("found")
-	werr := s.watchEvents(ctx, nil, false, nil, func(_ *dsecv1.Event, at *dsecv1.EventCursor) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, cursorTimeout, dsec.Errorf(dsec.CodeUnavailable, "not all nodes tell where their events are"))
+	defer cancel()
+	known := errors.New("known")
+	err = s.watchEvents(ctx, nil, false, nil, func(e *dsecv1.Event, at *dsecv1.EventCursor) error {
+		if e != nil {
+			return nil // it is not known of all nodes yet
+		}
 		if cursor, err = encodeCursor(at); err != nil {
 			return err
 		}
-		return found
+		return known
 	})
-	if errors.Is(werr, found) {
+	if errors.Is(err, known) {
 		return cursor, nil
 	}
-	return "", werr
+	return "", err
 }
 
 func randomBytes(n int) []byte {

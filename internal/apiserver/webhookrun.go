@@ -23,6 +23,7 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/iam"
+	"github.com/opendsec/dsec/internal/publicip"
 	"github.com/opendsec/dsec/internal/store"
 	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
 )
@@ -31,8 +32,9 @@ const (
 	// hookTimeout bounds one attempt to deliver, and hookPauses the pauses between them.
 	hookTimeout   = 10 * time.Second
 	longestPause  = 5 * time.Minute
-	hooksEvery    = time.Second // how often it is looked which webhooks there are
-	hookSaveEvery = time.Second // and how far each is written down
+	hooksEvery    = time.Second     // how often it is looked which webhooks there are
+	hookSaveEvery = 5 * time.Second // and how far each is written down: the store keeps each version for a while
+	givenUpPause  = time.Minute     // between events that are given up one after the other
 )
 
 // keepHooks delivers for all webhooks while no other server does.
@@ -88,8 +90,10 @@ type delivery struct {
 	key    string
 	hook   hook
 	client *http.Client
-	state  hookState
-	saved  time.Time
+
+	mu    sync.Mutex
+	state hookState
+	later bool // it will be saved
 }
 
 // runHook delivers for one webhook until ctx ends.
@@ -127,10 +131,11 @@ func (d *delivery) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	d.state = st
-	defer d.save(context.WithoutCancel(ctx), true)
+	d.change(func(now *hookState) { *now = st })
+	defer d.save(context.WithoutCancel(ctx))
 	return d.s.watchEvents(ctx, cursor, false, filter, func(e *dsecv1.Event, at *dsecv1.EventCursor) error {
-		if e != nil {
+		// That a node cannot be reached now is not the receiver's business.
+		if e != nil && e.Kind != eventUnreachable && e.Kind != eventReachable {
 			if err := d.deliver(ctx, e); err != nil {
 				return err
 			}
@@ -139,12 +144,35 @@ func (d *delivery) run(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		d.state.Cursor = text
-		d.save(ctx, d.state.Disabled)
-		if d.state.Disabled {
+		if d.change(func(st *hookState) { st.Cursor = text }).Disabled {
 			return errDisabled
 		}
+		d.saveLater(ctx)
 		return nil
+	})
+}
+
+// change changes the state, and returns it.
+func (d *delivery) change(f func(*hookState)) hookState {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	f(&d.state)
+	return d.state
+}
+
+// saveLater saves the state after a while, together with what it is by then.
+func (d *delivery) saveLater(ctx context.Context) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.later {
+		return
+	}
+	d.later = true
+	time.AfterFunc(hookSaveEvery, func() {
+		d.change(func(*hookState) { d.later = false })
+		if ctx.Err() == nil { // else it was
+			d.save(ctx)
+		}
 	})
 }
 
@@ -152,16 +180,13 @@ var errDisabled = errors.New("the receiver wants no more")
 
 // save writes down how far the webhook is, which after a crash is sent again from there. One that is
 // gone meanwhile is not brought back.
-func (d *delivery) save(ctx context.Context, now bool) {
-	if !now && time.Since(d.saved) < hookSaveEvery {
-		return
-	}
-	d.saved = time.Now()
+func (d *delivery) save(ctx context.Context) {
+	st := d.change(func(*hookState) {})
 	ctx, cancel := context.WithTimeout(ctx, hookTimeout)
 	defer cancel()
 	_, rev, ok, err := store.Get[hook](ctx, d.s.hooks.store, hookPrefix+d.key)
 	if err == nil && ok {
-		_, err = store.PutIf(ctx, d.s.hooks.store, hookStatePrefix+d.key, d.state, store.UnchangedSince(hookPrefix+d.key, rev))
+		_, err = store.PutIf(ctx, d.s.hooks.store, hookStatePrefix+d.key, st, store.UnchangedSince(hookPrefix+d.key, rev))
 	}
 	if err != nil && dsec.CodeOf(err) != dsec.CodeConflict {
 		d.s.log.Warn("how far a webhook is cannot be written down", "webhook", d.key, "err", err)
@@ -174,35 +199,48 @@ func (d *delivery) deliver(ctx context.Context, e *dsecv1.Event) error {
 	if err != nil {
 		return err
 	}
-	begun := time.Now()
 	for pause := d.s.hooks.pause; ; pause = min(2*pause, longestPause) {
 		gone, err := d.post(ctx, e.Id, body)
-		if err == nil {
-			d.state.Delivered++
-			d.state.LastDelivered, d.state.FailingSince, d.state.Error = time.Now().UTC(), time.Time{}, ""
-			return nil
-		}
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		if d.state.FailingSince.IsZero() {
-			d.state.FailingSince = time.Now().UTC()
+		st := d.change(func(st *hookState) { st.note(err, gone, time.Now().UTC(), d.s.hooks.giveUp) })
+		if err == nil {
+			return nil
 		}
-		d.state.Error = err.Error()
+		d.save(ctx)
+		over := time.Since(st.FailingSince) > d.s.hooks.giveUp
 		if gone {
-			d.state.Disabled = true
 			return nil
 		}
-		if time.Since(begun) > d.s.hooks.giveUp {
-			d.state.GivenUp++
-			return nil
+		if over {
+			pause = min(pause, givenUpPause)
 		}
-		d.save(ctx, true)
 		select {
 		case <-time.After(pause/2 + rand.N(pause)):
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
+		if over {
+			return nil
+		}
+	}
+}
+
+// note notes an attempt. Once none was taken for giveUp, each failed attempt gives an event up,
+// over restarts too.
+func (st *hookState) note(err error, gone bool, now time.Time, giveUp time.Duration) {
+	if err == nil {
+		st.Delivered++
+		st.LastDelivered, st.FailingSince, st.Error = now, time.Time{}, ""
+		return
+	}
+	if st.FailingSince.IsZero() {
+		st.FailingSince = now
+	}
+	st.Error, st.Disabled = err.Error(), gone
+	if !gone && now.Sub(st.FailingSince) > giveUp {
+		st.GivenUp++
 	}
 }
 
@@ -264,8 +302,8 @@ func signature(secret []byte, id, stamp string, body []byte) string {
 func unsent(err error) error {
 	var u *url.Error
 	switch {
-	case errors.Is(err, errNotPublic):
-		return errNotPublic
+	case errors.Is(err, publicip.ErrNotPublic):
+		return publicip.ErrNotPublic
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded), errors.As(err, &u) && u.Timeout():
 		return fmt.Errorf("it did not answer within %s", hookTimeout)
 	}

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -207,7 +208,8 @@ func (l *eventLog) follow(ctx context.Context, from *dsecv1.NodePosition, f func
 }
 
 func (l *eventLog) gap(why string) *dsecv1.Event {
-	return &dsecv1.Event{Kind: eventGap, Time: timestamppb.Now(), Node: string(l.node), Reason: why}
+	now := time.Now()
+	return &dsecv1.Event{Kind: eventGap, Id: fmt.Sprintf("gap-%s-%d", l.node, now.UnixNano()), Time: timestamppb.New(now), Node: string(l.node), Reason: why}
 }
 
 // tell passes on one entry of a stretch.

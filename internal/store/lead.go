@@ -13,7 +13,8 @@ const leaseSeconds = 10
 // and again whenever it is, until ctx ends. f ends with its context, which is over as soon as
 // it is not known any more that nobody else leads.
 func Lead(ctx context.Context, s *Store, name string, f func(context.Context)) error {
-	session, err := concurrency.NewSession(s.client, concurrency.WithTTL(leaseSeconds), concurrency.WithContext(ctx))
+	// Not with ctx: its end is to be told to the others, not waited for by them.
+	session, err := concurrency.NewSession(s.client, concurrency.WithTTL(leaseSeconds))
 	if err != nil {
 		return unreachable(err)
 	}
