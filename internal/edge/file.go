@@ -341,6 +341,7 @@ func (c *call) doWrite(kind dsecv1.TrajectoryKind, open proto.Message, what *dse
 	e, broke := new(dsecv1.TrajectoryEntry), false
 	err = c.fail(f(readerFunc(func(p []byte) (int, error) {
 		n, err := data.Read(p)
+		a.Input(p[:n])
 		broke = broke || err != nil && err != io.EOF && asError(err) == nil
 		return n, err
 	})))

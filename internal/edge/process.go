@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/opendsec/dsec"
 	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
@@ -89,16 +90,21 @@ func (p processService) Signal(ctx context.Context, req *connect.Request[dsecv1.
 
 // WriteStdin appends to a command's input.
 func (p processService) WriteStdin(ctx context.Context, req *connect.Request[dsecv1.WriteStdinRequest]) (*connect.Response[dsecv1.WriteStdinResponse], error) {
-	m, out := req.Msg, new(dsecv1.WriteStdinResponse)
-	what := &dsecv1.TrajectoryRequest{ProcessId: m.ProcessId, InputBytes: int64(len(m.Data))}
-	err := p.e.with(ctx, req.Header(), m.SandboxId, func(c *call) error {
-		return c.do(dsecv1.TrajectoryKind_TRAJECTORY_KIND_STDIN, m, what, out, func() error {
-			n, err := c.client.WriteStdin(c.ctx, m.ProcessId, m.Data, m.Eof)
-			out.Written = uint64(n)
-			return ofProcess(err)
-		})
-	})
+	out := new(dsecv1.WriteStdinResponse)
+	err := p.e.with(ctx, req.Header(), req.Msg.SandboxId, func(c *call) error { return c.writeStdin(req.Msg, out) })
 	return respond(out, err)
+}
+
+func (c *call) writeStdin(m *dsecv1.WriteStdinRequest, out *dsecv1.WriteStdinResponse) error {
+	return c.do(dsecv1.TrajectoryKind_TRAJECTORY_KIND_STDIN, m, ofStdin(m), out, func() error {
+		n, err := c.client.WriteStdin(c.ctx, m.ProcessId, m.Data, m.Eof)
+		out.Written = uint64(n)
+		return ofProcess(err)
+	})
+}
+
+func ofStdin(m *dsecv1.WriteStdinRequest) *dsecv1.TrajectoryRequest {
+	return &dsecv1.TrajectoryRequest{ProcessId: m.ProcessId, InputBytes: int64(len(m.Data))}
 }
 
 // StreamStdin is WriteStdin for much data.
@@ -106,27 +112,52 @@ func (p processService) StreamStdin(ctx context.Context, stream *connect.ClientS
 	if !stream.Receive() {
 		return nil, firstMessage(stream.Err(), "sandbox_id", "want a first message that names the process")
 	}
-	out := new(dsecv1.WriteStdinResponse)
-	id, process := stream.Msg().SandboxId, stream.Msg().ProcessId
-	err := p.e.with(ctx, stream.RequestHeader(), id, func(c *call) error {
-		for more := true; more; more = stream.Receive() {
-			m := stream.Msg()
-			n, err := c.client.WriteStdin(c.ctx, process, m.Data, m.Eof)
-			out.Written += uint64(n)
-			if err != nil || m.Eof {
-				return ofProcess(err)
-			}
+	out, first := new(dsecv1.WriteStdinResponse), stream.Msg()
+	err := p.e.with(ctx, stream.RequestHeader(), first.SandboxId, func(c *call) error {
+		c.origin.action = "" // of what is streamed nobody asks again
+		if first.Eof {
+			return c.writeStdin(first, out)
 		}
-		return stream.Err()
+		eof, err := c.streamStdin(stream, out)
+		if err == nil && eof {
+			// In the log the end of the input is an action of its own: what follows a
+			// stream is not known when it begins.
+			err = c.writeStdin(&dsecv1.WriteStdinRequest{ProcessId: first.ProcessId, Eof: true}, new(dsecv1.WriteStdinResponse))
+		}
+		return err
 	})
 	return respond(out, err)
+}
+
+// streamStdin writes what comes, up to where the stream ends, or says that the input does.
+func (c *call) streamStdin(stream *connect.ClientStream[dsecv1.WriteStdinRequest], out *dsecv1.WriteStdinResponse) (eof bool, err error) {
+	opened := &dsecv1.WriteStdinRequest{ProcessId: stream.Msg().ProcessId}
+	a, _, err := c.begin(dsecv1.TrajectoryKind_TRAJECTORY_KIND_STDIN, opened, ofStdin(opened))
+	if err != nil {
+		return false, err
+	}
+	for more := true; more && !eof && err == nil; more = !eof && err == nil && stream.Receive() {
+		m := stream.Msg()
+		var n int
+		n, err = c.client.WriteStdin(c.ctx, opened.ProcessId, m.Data, false)
+		a.Input(m.Data[:n])
+		out.Written += uint64(n)
+		eof = m.Eof
+	}
+	if err == nil && !eof {
+		err = stream.Err()
+	}
+	e := new(dsecv1.TrajectoryEntry)
+	if err = c.fail(ofProcess(err)); err == nil {
+		e.Response, err = proto.Marshal(out)
+	}
+	return eof, c.finish(a, e, err)
 }
 
 // CloseStdin ends a command's input.
 func (p processService) CloseStdin(ctx context.Context, req *connect.Request[dsecv1.CloseStdinRequest]) (*connect.Response[dsecv1.CloseStdinResponse], error) {
 	err := p.e.with(ctx, req.Header(), req.Msg.SandboxId, func(c *call) error {
-		_, err := c.client.WriteStdin(c.ctx, req.Msg.ProcessId, nil, true)
-		return ofProcess(err)
+		return c.writeStdin(&dsecv1.WriteStdinRequest{ProcessId: req.Msg.ProcessId, Eof: true}, new(dsecv1.WriteStdinResponse))
 	})
 	return respond(new(dsecv1.CloseStdinResponse), err)
 }

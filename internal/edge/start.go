@@ -172,6 +172,7 @@ func (s *sandbox) known(seq, process uint64, pid int) {
 // startAgain answers a Start whose action ID is known: from the process while that
 // runs, else from the log.
 func (c *call) startAgain(out *sender, earlier *trajectory.Earlier, detach bool) error {
+	out.event.Replayed = true
 	if earlier.Ended == nil {
 		c.s.mu.Lock()
 		f := c.s.follows[earlier.Action.Seq]
@@ -261,5 +262,5 @@ func (c *call) replay(out *sender, e *dsecv1.TrajectoryEntry, detach bool) error
 			}
 		}
 	}
-	return out.message(&dsecv1.ProcessEvent{Event: &dsecv1.ProcessEvent_Exited{Exited: &dsecv1.Exited{Outcome: e.Outcome}}})
+	return out.message(&dsecv1.ProcessEvent{Replayed: true, Event: &dsecv1.ProcessEvent_Exited{Exited: &dsecv1.Exited{Outcome: e.Outcome}}})
 }

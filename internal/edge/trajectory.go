@@ -74,13 +74,11 @@ func (c *call) begin(kind dsecv1.TrajectoryKind, req proto.Message, what *dsecv1
 
 // beginAside is begin that does not wait for an earlier action under way.
 func (c *call) beginAside(kind dsecv1.TrajectoryKind, req proto.Message, what *dsecv1.TrajectoryRequest) (a *trajectory.Action, earlier *trajectory.Earlier, err error) {
-	digest, err := trajectory.RequestDigest(req)
-	if err != nil {
+	e := &dsecv1.TrajectoryEntry{Kind: kind, Caller: c.origin.caller, ActionId: c.origin.action, Request: what}
+	if err := trajectory.Describe(e, req); err != nil {
 		return nil, nil, err
 	}
-	a, earlier, err = c.e.trajectories.Begin(c.ctx, c.s.id, &dsecv1.TrajectoryEntry{
-		Kind: kind, Caller: c.origin.caller, ActionId: c.origin.action, RequestDigest: digest, Request: what,
-	})
+	a, earlier, err = c.e.trajectories.Begin(c.ctx, c.s.id, e)
 	if err != nil {
 		return nil, nil, err
 	}

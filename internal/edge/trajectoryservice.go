@@ -108,13 +108,17 @@ func (f *followed) close() {
 	f.timer.Stop()
 }
 
-// ReadOutput streams the output of an action.
+// ReadOutput streams what an action wrote, or was given.
 func (t trajectoryService) ReadOutput(ctx context.Context, req *connect.Request[dsecv1.ReadTrajectoryOutputRequest], stream *connect.ServerStream[dsecv1.ReadTrajectoryOutputResponse]) error {
 	m := req.Msg
 	if err := t.trace(req.Header(), m.SandboxId); err != nil {
 		return err
 	}
-	return t.e.trajectories.Output(ctx, dsec.SandboxID(m.SandboxId), m.Seq, func(p *dsecv1.TrajectoryOutputPiece) error {
+	read := t.e.trajectories.Output
+	if m.Input {
+		read = t.e.trajectories.Input
+	}
+	return read(ctx, dsec.SandboxID(m.SandboxId), m.Seq, func(p *dsecv1.TrajectoryOutputPiece) error {
 		return stream.Send(&dsecv1.ReadTrajectoryOutputResponse{Piece: p})
 	})
 }

@@ -28,7 +28,8 @@ type Action struct {
 	sb      *sandbox
 	kind    dsecv1.TrajectoryKind
 	started time.Time // zero: before this process
-	spool   spool
+	spool   spool     // what it writes
+	given   spool     // what is streamed to it
 	done    chan struct{}
 	end     sync.Once
 }
@@ -48,6 +49,7 @@ type Earlier struct {
 // Errors beside those of Append: diverged where that ID is of another request;
 // outcome_unknown where how it ended is not known, and where a part of the log
 // is gone that may have had it. An ID whose action provably had no effect is free.
+// The whole of the request is in e.Input, all of it in its head.
 func (l *Log) Begin(ctx context.Context, id dsec.SandboxID, e *dsecv1.TrajectoryEntry) (*Action, *Earlier, error) {
 	if len(e.ActionId) > MaxActionID {
 		return nil, nil, dsec.Invalid("action_id", "want at most %d bytes, got %d", MaxActionID, len(e.ActionId))
@@ -56,15 +58,22 @@ func (l *Log) Begin(ctx context.Context, id dsec.SandboxID, e *dsecv1.Trajectory
 	e.Phase, e.Time = dsecv1.TrajectoryPhase_TRAJECTORY_PHASE_BEGUN, timestamppb.New(now)
 	boundRequest(e.Request)
 	boundTexts(e)
+	h := header{typ: typeBegun, kind: uint8(e.Kind)}
+	if e.ActionId != "" {
+		h.flags |= flagAction
+	}
+	long, err := l.boundInput(id, e, &h)
+	if err != nil {
+		return nil, nil, err
+	}
+	if long != nil {
+		defer long.close()
+	}
 	d, err := l.draft(e)
 	if err != nil {
 		return nil, nil, err
 	}
 	defer d.free()
-	h := header{typ: typeBegun, kind: uint8(e.Kind)}
-	if e.ActionId != "" {
-		h.flags |= flagAction
-	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	sb, err := l.find(id)
@@ -83,6 +92,12 @@ func (l *Log) Begin(ctx context.Context, id dsec.SandboxID, e *dsecv1.Trajectory
 	if err := l.roomFor(int64(len(d.record)), endRoom+l.slack()); err != nil {
 		return nil, nil, err
 	}
+	if len(e.Input.GetDigest()) > 0 {
+		// The entry that names an object is never there without it.
+		if err := long.keep(sb.seq+1, e.Input.Digest); err != nil {
+			return nil, nil, l.failed(err)
+		}
+	}
 	if err := l.putEntry(sb, h, d, e.ActionId); err != nil {
 		return nil, nil, err
 	}
@@ -93,9 +108,51 @@ func (l *Log) Begin(ctx context.Context, id dsec.SandboxID, e *dsecv1.Trajectory
 	return a, nil, nil
 }
 
+// freeInput is the most bytes of a request that are always kept, and are not counted.
+const freeInput = 4 << 10
+
+// boundInput has the input of an entry that begins be what is kept of it: where that
+// counts it comes from a spool, which is to be closed.
+func (l *Log) boundInput(id dsec.SandboxID, e *dsecv1.TrajectoryEntry, h *header) (*spool, error) {
+	n := length(e.Input.GetHead())
+	if n == 0 {
+		e.Input = nil
+		return nil, nil
+	}
+	if n <= freeInput {
+		e.Input.TotalBytes, e.Input.KeptBytes = n, n
+		return nil, nil
+	}
+	l.mu.Lock()
+	sb, err := l.find(id)
+	l.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	s := &spool{log: l, sb: sb, of: flowIn}
+	for _, p := range e.Input.Head {
+		s.write(p.Stream, p.Data)
+	}
+	var kept uint32
+	e.Input, kept = s.finish()
+	h.count(e.Input, kept)
+	return s, nil
+}
+
+// count has a header tell that so much input is kept.
+func (h *header) count(in *dsecv1.TrajectoryOutput, kept uint32) {
+	if h.given = int64(kept); kept > 0 {
+		h.flags |= flagInput
+	}
+	if len(in.GetDigest()) > 0 {
+		h.flags |= flagObject
+	}
+}
+
 // newAction is of an entry that is in the log. The caller holds mu.
 func (l *Log) newAction(sb *sandbox, seq uint64, kind uint8) *Action {
-	a := &Action{Seq: seq, log: l, sb: sb, kind: dsecv1.TrajectoryKind(kind), done: make(chan struct{}), spool: spool{log: l, sb: sb, seq: seq}}
+	a := &Action{Seq: seq, log: l, sb: sb, kind: dsecv1.TrajectoryKind(kind), done: make(chan struct{}),
+		spool: spool{log: l, sb: sb, seq: seq}, given: spool{log: l, sb: sb, seq: seq, of: flowIn}}
 	if sb.actions == nil {
 		sb.actions = make(map[uint64]*Action)
 	}
@@ -160,6 +217,9 @@ func (l *Log) Resume(ctx context.Context, id dsec.SandboxID, seq uint64) (*Actio
 // Output takes what the action writes, in order.
 func (a *Action) Output(stream dsecv1.Stream, data []byte) { a.spool.write(stream, data) }
 
+// Input takes what is streamed to the action, in order.
+func (a *Action) Input(data []byte) { a.given.write(dsecv1.Stream_STREAM_UNSPECIFIED, data) }
+
 // Gap notes that the next n bytes that the action wrote are not known any more.
 func (a *Action) Gap(n int64, reason string) { a.spool.miss(n, cutString(reason, maxText/2)) }
 
@@ -182,6 +242,7 @@ func (a *Action) End(e *dsecv1.TrajectoryEntry) (err error) {
 func (a *Action) note(e *dsecv1.TrajectoryEntry) error {
 	defer close(a.done)
 	defer a.spool.close()
+	defer a.given.close()
 	l := a.log
 	e.Phase, e.Kind, e.BegunSeq, e.Time = dsecv1.TrajectoryPhase_TRAJECTORY_PHASE_ENDED, a.kind, a.Seq, timestamppb.Now()
 	if e.Duration == nil && !a.started.IsZero() {
@@ -190,6 +251,9 @@ func (a *Action) note(e *dsecv1.TrajectoryEntry) error {
 	boundTexts(e)
 	h := header{typ: typeEnded, kind: uint8(a.kind), begun: a.Seq, flags: endFlags(e)}
 	e.Output, h.kept = a.spool.finish()
+	var given uint32
+	e.Input, given = a.given.finish()
+	h.count(e.Input, given)
 	d, err := l.draft(e)
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -199,12 +263,13 @@ func (a *Action) note(e *dsecv1.TrajectoryEntry) error {
 	}
 	defer func() { d.free() }()
 	if a.sb.forgotten {
-		return errors.Join(notFound(a.sb.id), l.outputs.drop(a.sb.id, func(uint64) bool { return true }))
+		return errors.Join(notFound(a.sb.id), l.outputs.drop(a.sb.id, all))
 	}
 	l.reserved -= endRoom // this is what it was for
 	if len(d.record) > endRoom && l.roomFor(int64(len(d.record)), 0) != nil {
-		e.Output = withoutEnds(e.Output)
+		e.Output, e.Input = withoutEnds(e.Output), withoutEnds(e.Input)
 		h.kept = uint32(e.Output.GetKeptBytes())
+		h.count(e.Input, uint32(e.Input.GetKeptBytes()))
 		d.free()
 		if d, err = l.draft(e); err != nil {
 			return a.lost(err)
@@ -212,7 +277,6 @@ func (a *Action) note(e *dsecv1.TrajectoryEntry) error {
 	}
 	if len(e.Output.GetDigest()) > 0 {
 		h.flags |= flagObject
-		l.cur.objects += int64(h.kept)
 	}
 	if err := l.putEntry(a.sb, h, d, ""); err != nil {
 		return a.lost(err)
@@ -270,7 +334,11 @@ func (l *Log) putEntry(sb *sandbox, h header, d *draft, actionID string) error {
 		return err
 	}
 	sb.seq = h.seq
-	sb.kept += int64(h.kept)
+	sb.kept[flowOut] += int64(h.kept)
+	sb.kept[flowIn] += h.given
+	if h.flags&flagObject != 0 {
+		l.cur.objects += int64(h.kept) + h.given
+	}
 	if sb.index != nil {
 		sb.index.add(&h, at, func() string { return actionID })
 		l.indexes.grow(1)

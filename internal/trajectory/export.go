@@ -17,17 +17,39 @@ import (
 // that ask for the same have the same digest, in whichever sandbox, by
 // whichever action ID, and however they are tagged.
 func NewDigest(request proto.Message) (hash.Hash, error) {
-	m := proto.Clone(request)
-	clearNames(m.ProtoReflect())
-	b, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
+	b, err := Nameless(request)
 	if err != nil {
 		return nil, err
 	}
+	return digestWith(request, b), nil
+}
+
+// Nameless is a request, marshalled, less where and under which name something is done.
+func Nameless(request proto.Message) ([]byte, error) {
+	m := proto.Clone(request)
+	clearNames(m.ProtoReflect())
+	return proto.MarshalOptions{Deterministic: true}.Marshal(m)
+}
+
+// digestWith is of a request whose Nameless is b.
+func digestWith(request proto.Message, b []byte) hash.Hash {
 	h := sha256.New()
-	_, _ = io.WriteString(h, string(m.ProtoReflect().Descriptor().FullName())+"\n")
+	_, _ = io.WriteString(h, string(request.ProtoReflect().Descriptor().FullName())+"\n")
 	size := sha256.Sum256(b) // so that no data can pass for a part of the request
 	_, _ = h.Write(size[:])
-	return h, nil
+	return h
+}
+
+// Describe has an entry of an action that begins hold its whole request, and the digest
+// of that.
+func Describe(e *dsecv1.TrajectoryEntry, request proto.Message) error {
+	b, err := Nameless(request)
+	if err != nil {
+		return err
+	}
+	e.RequestDigest = digestWith(request, b).Sum(nil)
+	e.Input = &dsecv1.TrajectoryOutput{Head: []*dsecv1.TrajectoryOutputPiece{{Data: b}}}
+	return nil
 }
 
 // RequestDigest is NewDigest of a request that no data follow.

@@ -21,7 +21,7 @@ import (
 	"github.com/opendsec/dsec"
 )
 
-// outputs is a directory of what was too long for its entry:
+// outputs is a directory of what was too long for its entry, output and input:
 //
 //	objects/DIGEST         the content, compressed
 //	of/SANDBOX/SEQ-DIGEST  another name of it, for the action that began with entry SEQ
@@ -80,7 +80,7 @@ func (o *outputs) path(names ...string) string {
 	return filepath.Join(append([]string{o.dir}, names...)...)
 }
 
-// objectName is the name of an action's output within its sandbox's directory.
+// objectName is the name of what an action wrote or was given within its sandbox's directory.
 func objectName(seq uint64, digest []byte) string {
 	return fmt.Sprintf("%d-%s", seq, hex.EncodeToString(digest))
 }
@@ -124,6 +124,14 @@ func (w *object) Write(p []byte) (int, error) {
 	return w.enc.Write(p)
 }
 
+// finish ends an object and returns its digest.
+func (w *object) finish() ([]byte, error) {
+	if err := w.enc.Close(); err != nil {
+		return nil, err
+	}
+	return w.hash.Sum(nil), nil
+}
+
 // abandon leaves nothing of an object, or of its first name where it has others.
 // One that is nil or kept has nothing to leave.
 func (w *object) abandon() {
@@ -136,28 +144,24 @@ func (w *object) abandon() {
 	w.f = nil
 }
 
-// keep gives an object its names and returns its digest.
-func (o *outputs) keep(w *object, id dsec.SandboxID, seq uint64) ([]byte, error) {
+// keep gives a finished object its names.
+func (o *outputs) keep(w *object, id dsec.SandboxID, seq uint64, digest []byte) error {
 	defer w.abandon()
-	if err := w.enc.Close(); err != nil {
-		return nil, err
-	}
-	digest := w.hash.Sum(nil)
 	dir := o.path("of", string(id))
 	object, name := o.path("objects", hex.EncodeToString(digest)), filepath.Join(dir, objectName(seq, digest))
 	o.names.Lock()
 	defer o.names.Unlock()
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-		return nil, err
+		return err
 	}
 	info, err := w.f.Stat()
 	if err != nil {
-		return nil, err
+		return err
 	}
 	old, err := os.Stat(object)
 	if err != nil || old.Size() != info.Size() { // none, or one that lost power
 		if err := os.Rename(w.f.Name(), object); err != nil {
-			return nil, err
+			return err
 		}
 		o.bytes.Add(info.Size())
 	}
@@ -170,12 +174,12 @@ func (o *outputs) keep(w *object, id dsec.SandboxID, seq uint64) ([]byte, error)
 		}
 	}
 	if err != nil && !errors.Is(err, fs.ErrExist) { // an end that was not noted, after a restart
-		return nil, err
+		return err
 	}
 	if f, err := os.Open(name); err == nil {
 		o.group.handOver(f, dir, o.path("of"), o.path("objects"))
 	}
-	return digest, nil
+	return nil
 }
 
 // open opens an object that is kept.
@@ -185,7 +189,7 @@ func (o *outputs) open(id dsec.SandboxID, seq uint64, digest []byte) (*os.File, 
 
 // drop lets go of the outputs of a sandbox's actions that began with one of the
 // entries that gone tells, and of those objects that nobody else needs.
-func (o *outputs) drop(id dsec.SandboxID, gone func(seq uint64) bool) error {
+func (o *outputs) drop(id dsec.SandboxID, gone func(seq uint64, name string) bool) error {
 	dir := o.path("of", string(id))
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -196,7 +200,7 @@ func (o *outputs) drop(id dsec.SandboxID, gone func(seq uint64) bool) error {
 	left := len(entries)
 	for _, d := range entries {
 		number, digest, _ := strings.Cut(d.Name(), "-")
-		if seq, err := strconv.ParseUint(number, 10, 64); err == nil && !gone(seq) {
+		if seq, err := strconv.ParseUint(number, 10, 64); err == nil && !gone(seq, d.Name()) {
 			continue
 		}
 		if err := o.unlink(filepath.Join(dir, d.Name()), o.path("objects", digest)); err != nil {
@@ -215,6 +219,9 @@ func (o *outputs) drop(id dsec.SandboxID, gone func(seq uint64) bool) error {
 	}
 	return nil
 }
+
+// all is for drop.
+func all(uint64, string) bool { return true }
 
 func (o *outputs) unlink(name, object string) error {
 	o.names.Lock()

@@ -234,6 +234,15 @@ func (l *Log) Follow(ctx context.Context, id dsec.SandboxID, from uint64, kinds 
 // of, as far as it is kept. Only when it returns nil were they all there and as
 // they were written.
 func (l *Log) Output(ctx context.Context, id dsec.SandboxID, seq uint64, f func(*dsecv1.TrajectoryOutputPiece) error) error {
+	return l.content(ctx, id, seq, "output", (*dsecv1.TrajectoryEntry).GetOutput, f)
+}
+
+// Input is Output of what an entry says that its action was given.
+func (l *Log) Input(ctx context.Context, id dsec.SandboxID, seq uint64, f func(*dsecv1.TrajectoryOutputPiece) error) error {
+	return l.content(ctx, id, seq, "input", (*dsecv1.TrajectoryEntry).GetInput, f)
+}
+
+func (l *Log) content(ctx context.Context, id dsec.SandboxID, seq uint64, what string, of func(*dsecv1.TrajectoryEntry) *dsecv1.TrajectoryOutput, f func(*dsecv1.TrajectoryOutputPiece) error) error {
 	l.mu.Lock()
 	sb, err := l.find(id)
 	l.mu.Unlock()
@@ -241,15 +250,16 @@ func (l *Log) Output(ctx context.Context, id dsec.SandboxID, seq uint64, f func(
 		return err
 	}
 	if seq == 0 {
-		return dsec.Invalid("seq", "want the number of an entry with output, got 0")
+		return dsec.Invalid("seq", "want the number of an entry with %s, got 0", what)
 	}
 	e, err := l.one(ctx, sb, seq)
 	if err != nil {
 		return err
 	}
-	switch out := e.Output; {
+	out := of(e)
+	switch {
 	case out == nil:
-		return dsec.Errorf(dsec.CodeNotFound, "entry %d has no output", seq)
+		return dsec.Errorf(dsec.CodeNotFound, "entry %d has no %s", seq, what)
 	case len(out.Digest) == 0:
 		for _, p := range out.Head {
 			if err := f(p); err != nil {
@@ -258,7 +268,7 @@ func (l *Log) Output(ctx context.Context, id dsec.SandboxID, seq uint64, f func(
 		}
 		return nil
 	}
-	r, err := l.openObject(ctx, sb, e)
+	r, err := l.openObject(ctx, sb, storedOf(e, out))
 	if err != nil {
 		return err
 	}
@@ -268,13 +278,13 @@ func (l *Log) Output(ctx context.Context, id dsec.SandboxID, seq uint64, f func(
 		return err
 	}
 	defer content.Close()
-	return eachPiece(content, e.Output.Digest, f)
+	return eachPiece(content, out.Digest, f)
 }
 
 // eachPiece reads an object and holds it against its digest.
 func eachPiece(content io.Reader, digest []byte, f func(*dsecv1.TrajectoryOutputPiece) error) error {
 	damaged := func(err error) error {
-		return &dsec.Error{Code: dsec.CodeInternal, Message: "the output of an entry of the trajectory log is damaged", Err: err}
+		return &dsec.Error{Code: dsec.CodeInternal, Message: "what an entry of the trajectory log tells of is damaged", Err: err}
 	}
 	sum := sha256.New()
 	in := bufio.NewReader(io.TeeReader(content, sum))

@@ -39,8 +39,9 @@ const (
 const (
 	flagAction  = 1 << iota // begun: it has an action ID
 	flagNotDone             // ended: provably without any effect, so that its action ID is free again
-	flagObject              // ended: its output is an object
+	flagObject              // begun, ended: its output or input is an object
 	flagGap                 // event: a gap
+	flagInput               // begun, ended: its input counts
 	flagBoundary
 )
 
@@ -58,6 +59,7 @@ type header struct {
 	flags   uint8
 	prev    position
 	kept    uint32
+	given   int64  // bytes of input kept; in the payload alone, where flagInput says so
 	seq     uint64 // of an entry; of any other record that of the last entry before it
 	begun   uint64 // seq
 	sandbox [sandboxIDLen]byte
@@ -110,9 +112,9 @@ func whole(record []byte, seed uint32) bool {
 // state record, and with where its last record is, an item of a footer.
 type state struct {
 	project string
-	seq     uint64 // of the last entry
-	sealed  uint64 // entries up to it are in the store
-	kept    int64  // bytes of output kept
+	seq     uint64       // of the last entry
+	sealed  uint64       // entries up to it are in the store
+	kept    [flows]int64 // bytes
 	// unfinished are the kinds of actions that have not ended, by the seq of begun.
 	unfinished map[uint64]uint8
 	forgotten  bool
@@ -125,16 +127,29 @@ func (s *state) begin(seq uint64, kind uint8) {
 	s.unfinished[seq] = kind
 }
 
+// What the first byte of a state says.
+const (
+	stateForgotten = 1 << iota
+	stateInput     // input is counted, after output
+	stateBoundary
+)
+
 func (s *state) append(b []byte) []byte {
-	forgotten := byte(0)
+	flags := byte(0)
 	if s.forgotten {
-		forgotten = 1
+		flags |= stateForgotten
 	}
-	b = append(b, forgotten, byte(len(s.project)))
+	if s.kept[flowIn] > 0 {
+		flags |= stateInput
+	}
+	b = append(b, flags, byte(len(s.project)))
 	b = append(b, s.project...)
 	b = binary.AppendUvarint(b, s.seq)
 	b = binary.AppendUvarint(b, s.sealed)
-	b = binary.AppendUvarint(b, uint64(s.kept))
+	b = binary.AppendUvarint(b, uint64(s.kept[flowOut]))
+	if s.kept[flowIn] > 0 {
+		b = binary.AppendUvarint(b, uint64(s.kept[flowIn]))
+	}
 	b = binary.AppendUvarint(b, uint64(len(s.unfinished)))
 	for seq, kind := range s.unfinished {
 		b = append(binary.AppendUvarint(b, seq), kind)
@@ -145,10 +160,11 @@ func (s *state) append(b []byte) []byte {
 var errMalformed = errors.New("trajectory: malformed state of a sandbox")
 
 func parseState(b []byte) (s state, rest []byte, err error) {
-	if len(b) < 2 || b[0] > 1 || len(b) < 2+int(b[1]) {
+	if len(b) < 2 || b[0] >= stateBoundary || len(b) < 2+int(b[1]) {
 		return s, nil, errMalformed
 	}
-	s.forgotten = b[0] == 1
+	flags := b[0]
+	s.forgotten = flags&stateForgotten != 0
 	s.project, b = string(b[2:2+b[1]]), b[2+int(b[1]):]
 	uvarint := func() uint64 {
 		v, n := binary.Uvarint(b)
@@ -159,7 +175,12 @@ func parseState(b []byte) (s state, rest []byte, err error) {
 		b = b[n:]
 		return v
 	}
-	s.seq, s.sealed, s.kept = uvarint(), uvarint(), int64(uvarint())
+	s.seq, s.sealed, s.kept[flowOut] = uvarint(), uvarint(), int64(uvarint())
+	if flags&stateInput != 0 {
+		if s.kept[flowIn] = int64(uvarint()); s.kept[flowIn] == 0 {
+			err = errMalformed
+		}
+	}
 	for n := uvarint(); n > 0 && err == nil; n-- {
 		seq := uvarint()
 		if len(b) == 0 {
@@ -168,7 +189,7 @@ func parseState(b []byte) (s state, rest []byte, err error) {
 		s.begin(seq, b[0])
 		b = b[1:]
 	}
-	if err != nil || s.kept < 0 || s.sealed > s.seq {
+	if err != nil || s.kept[flowOut] < 0 || s.kept[flowIn] < 0 || s.sealed > s.seq {
 		return state{}, nil, errMalformed
 	}
 	return s, b, nil

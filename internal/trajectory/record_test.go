@@ -65,7 +65,7 @@ func FuzzScan(f *testing.F) {
 
 // FuzzFooter reads anything as a footer, and as the end of a segment.
 func FuzzFooter(f *testing.F) {
-	item := footerItem{head: position{7, 99}, state: state{project: "p", seq: 9, sealed: 3, kept: 4, unfinished: map[uint64]uint8{8: 16}}}
+	item := footerItem{head: position{7, 99}, state: state{project: "p", seq: 9, sealed: 3, kept: [flows]int64{4, 5}, unfinished: map[uint64]uint8{8: 16}}}
 	copy(item.id[:], "abcdefghijklmnopqrstuvwxy")
 	f.Add(item.append(nil))
 	f.Add(item.append(item.append(nil)))

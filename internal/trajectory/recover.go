@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/opendsec/dsec"
 	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
@@ -195,7 +196,14 @@ func (l *Log) replayRecord(s *segment, at position, h *header, payload []byte) {
 		}
 		return
 	}
-	sb.seq, sb.kept = h.seq, sb.kept+int64(h.kept)
+	sb.seq = h.seq
+	sb.kept[flowOut] += int64(h.kept)
+	if h.flags&flagInput != 0 {
+		var e dsecv1.TrajectoryEntry
+		if err := proto.Unmarshal(payload, &e); err == nil {
+			sb.kept[flowIn] += e.GetInput().GetKeptBytes()
+		}
+	}
 	switch h.typ {
 	case typeBegun:
 		sb.begin(h.seq, h.kind)

@@ -43,7 +43,7 @@ func (l *Log) Forget(ctx context.Context, id dsec.SandboxID) error {
 		return err
 	}
 	notify(l.wake)
-	return l.outputs.drop(id, func(uint64) bool { return true })
+	return l.outputs.drop(id, all)
 }
 
 func (l *Log) forget(sb *sandbox) error {
@@ -188,7 +188,7 @@ func (l *Log) removeGone() {
 		}
 	}
 	for id, last := range dropped {
-		if err := l.outputs.drop(id, func(seq uint64) bool { return seq <= last }); err != nil {
+		if err := l.outputs.drop(id, func(seq uint64, _ string) bool { return seq <= last }); err != nil {
 			l.opts.Logger.Warn("trajectory: outputs not removed", "sandbox", id, "err", err)
 		}
 	}

@@ -79,7 +79,7 @@ func (l *Log) Seal(ctx context.Context, id dsec.SandboxID) error {
 // sealPiece seals the entries from a number on, up to end or as a piece holds.
 func (l *Log) sealPiece(ctx context.Context, sb *sandbox, from, end uint64) error {
 	var b bytes.Buffer
-	var outputs []*dsecv1.TrajectoryEntry
+	sealed := make(map[string]bool) // objects, by their names
 	last := from
 	err := l.read(ctx, sb, from, func(r *read) error {
 		if r.seq > end || b.Len() > maxPieceBytes {
@@ -89,8 +89,11 @@ func (l *Log) sealPiece(ctx context.Context, sb *sandbox, from, end uint64) erro
 		if err != nil {
 			return err
 		}
-		if len(e.GetOutput().GetDigest()) > 0 {
-			outputs = append(outputs, e)
+		for _, o := range objectsOf(e) {
+			if err := l.sealObject(ctx, sb, o); err != nil {
+				return err
+			}
+			sealed[objectName(o.seq, o.digest)] = true
 		}
 		last = r.last
 		_, err = protodelim.MarshalTo(&b, e)
@@ -98,13 +101,6 @@ func (l *Log) sealPiece(ctx context.Context, sb *sandbox, from, end uint64) erro
 	})
 	if err != nil && !errors.Is(err, errEnough) {
 		return err
-	}
-	sealed := make(map[uint64]bool)
-	for _, e := range outputs {
-		if err := l.sealOutput(ctx, sb, e); err != nil {
-			return err
-		}
-		sealed[e.BegunSeq] = true
 	}
 	frame := encodeFrame(b.Bytes())
 	sum := sha256.Sum256(frame)
@@ -123,11 +119,32 @@ func (l *Log) sealPiece(ctx context.Context, sb *sandbox, from, end uint64) erro
 	if err != nil {
 		return err
 	}
-	return l.outputs.drop(sb.id, func(seq uint64) bool { return sealed[seq] })
+	return l.outputs.drop(sb.id, func(_ uint64, name string) bool { return sealed[name] })
 }
 
-func (l *Log) sealOutput(ctx context.Context, sb *sandbox, e *dsecv1.TrajectoryEntry) error {
-	f, err := l.outputs.open(sb.id, e.BegunSeq, e.Output.Digest)
+// stored is an object of an action.
+type stored struct {
+	seq    uint64 // of the entry with which the action began
+	digest []byte
+}
+
+// storedOf is the object of what an entry has; without a digest there is none.
+func storedOf(e *dsecv1.TrajectoryEntry, o *dsecv1.TrajectoryOutput) stored {
+	return stored{cmp.Or(e.BegunSeq, e.Seq), o.GetDigest()}
+}
+
+// objectsOf are those of an entry.
+func objectsOf(e *dsecv1.TrajectoryEntry) (all []stored) {
+	for _, o := range []*dsecv1.TrajectoryOutput{e.Output, e.Input} {
+		if len(o.GetDigest()) > 0 {
+			all = append(all, storedOf(e, o))
+		}
+	}
+	return all
+}
+
+func (l *Log) sealObject(ctx context.Context, sb *sandbox, o stored) error {
+	f, err := l.outputs.open(sb.id, o.seq, o.digest)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil // it is in the store, or lost with the node's power
 	}
@@ -139,17 +156,17 @@ func (l *Log) sealOutput(ctx context.Context, sb *sandbox, e *dsecv1.TrajectoryE
 	if err != nil {
 		return err
 	}
-	return l.opts.Store.Put(ctx, sb.outputKey(e.Output.Digest), f, info.Size())
+	return l.opts.Store.Put(ctx, sb.outputKey(o.digest), f, info.Size())
 }
 
-// openObject opens an output, compressed, here or in the store.
-func (l *Log) openObject(ctx context.Context, sb *sandbox, e *dsecv1.TrajectoryEntry) (io.ReadCloser, error) {
-	f, err := l.outputs.open(sb.id, e.BegunSeq, e.Output.Digest)
+// openObject opens an object, compressed, here or in the store.
+func (l *Log) openObject(ctx context.Context, sb *sandbox, o stored) (io.ReadCloser, error) {
+	f, err := l.outputs.open(sb.id, o.seq, o.digest)
 	if err == nil || !errors.Is(err, fs.ErrNotExist) {
 		return f, err
 	}
 	if l.opts.Store != nil {
-		b, err := l.fetch(ctx, sb.outputKey(e.Output.Digest))
+		b, err := l.fetch(ctx, sb.outputKey(o.digest))
 		if err == nil {
 			return io.NopCloser(bytes.NewReader(b)), nil
 		}
@@ -157,7 +174,7 @@ func (l *Log) openObject(ctx context.Context, sb *sandbox, e *dsecv1.TrajectoryE
 			return nil, err
 		}
 	}
-	return nil, dsec.Errorf(dsec.CodeNotFound, "the output of entry %d is gone", e.Seq)
+	return nil, dsec.Errorf(dsec.CodeNotFound, "what the action that began with entry %d wrote or was given is gone", o.seq)
 }
 
 func (l *Log) fetch(ctx context.Context, key string) ([]byte, error) {

@@ -18,12 +18,13 @@ const (
 	maxPiece     = 64 << 10
 )
 
-// spool takes the output of one action: into memory while it is short, then
+// spool takes the output or the input of one action: into memory while it is short, then
 // into an object, and where that cannot be, first and last bytes alone.
 type spool struct {
 	log *Log
 	sb  *sandbox
-	seq uint64
+	seq uint64 // of the entry with which the action begins; 0: keep is called once it is known
+	of  flow
 
 	mu     sync.Mutex
 	mode   spoolMode
@@ -107,7 +108,8 @@ func (s *spool) take(n int) int {
 	l := s.log
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	share, ofOne := l.opts.MaxSandboxOutput-s.sb.kept-s.sb.taken, l.opts.MaxOutput-s.taken
+	share, ofOne := l.opts.bounds(s.of)
+	share, ofOne = share-s.sb.kept[s.of]-s.sb.taken[s.of], ofOne-s.taken
 	take := int(max(0, min(int64(n), share, ofOne)))
 	switch {
 	case s.taken+int64(n) > inlineOutput && l.bytes() > l.opts.MaxBytes:
@@ -119,7 +121,7 @@ func (s *spool) take(n int) int {
 		s.gap = "it is more than is kept of one sandbox"
 	}
 	s.taken += int64(take)
-	s.sb.taken += int64(take)
+	s.sb.taken[s.of] += int64(take)
 	return take
 }
 
@@ -194,7 +196,7 @@ func (s *spool) flush() {
 
 // failed goes on with first and last bytes alone.
 func (s *spool) failed(err error) {
-	s.log.opts.Logger.Warn("trajectory: output not kept", "sandbox", s.sb.id, "err", err)
+	s.log.opts.Logger.Warn("trajectory: output or input not kept", "sandbox", s.sb.id, "err", err)
 	s.object.abandon()
 	s.object, s.mode, s.gap = nil, spoolEnds, "it could not be written to the disk of the node"
 }
@@ -212,7 +214,11 @@ func (s *spool) finish() (*dsecv1.TrajectoryOutput, uint32) {
 	s.flush()
 	if s.mode == spoolObject {
 		var err error
-		if out.Digest, err = s.log.outputs.keep(s.object, s.sb.id, s.seq); err != nil {
+		if out.Digest, err = s.object.finish(); err == nil && s.seq > 0 {
+			err = s.keep(s.seq, out.Digest)
+		}
+		if err != nil {
+			out.Digest = nil
 			s.failed(err)
 		}
 	}
@@ -224,6 +230,11 @@ func (s *spool) finish() (*dsecv1.TrajectoryOutput, uint32) {
 		out.GapReason = strings.Trim(s.hole+"; "+s.gap, "; ")
 	}
 	return out, uint32(out.KeptBytes)
+}
+
+// keep has a finished object be of the action that begins with an entry.
+func (s *spool) keep(seq uint64, digest []byte) error {
+	return s.log.outputs.keep(s.object, s.sb.id, seq, digest)
 }
 
 // withoutEnds leaves of an output what an entry has room for on a full disk.
@@ -245,7 +256,7 @@ func (s *spool) close() {
 	s.object, s.head, s.tail, s.piece.Data = nil, nil, nil, nil
 	s.mu.Unlock()
 	s.log.mu.Lock()
-	s.sb.taken -= s.taken
+	s.sb.taken[s.of] -= s.taken
 	s.log.mu.Unlock()
 }
 

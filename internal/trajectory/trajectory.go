@@ -65,10 +65,11 @@ type Options struct {
 	// MaxBytes bounds segments and outputs together; 0 is 8 GiB. It is at least
 	// four segments. Where the store takes nothing, it is up to twice as much.
 	MaxBytes int64
-	// MaxOutput is the most output of one action that is kept; 0 is 64 MiB.
-	MaxOutput int64
-	// MaxSandboxOutput is the most output of a sandbox that is kept; 0 is 512 MiB.
-	MaxSandboxOutput int64
+	// MaxOutput and MaxInput are the most output and input of one action that are
+	// kept; 0 is 64 MiB.
+	MaxOutput, MaxInput int64
+	// MaxSandboxOutput and MaxSandboxInput are the most of a sandbox; 0 is 512 MiB.
+	MaxSandboxOutput, MaxSandboxInput int64
 	// SyncEvery is the most time that an entry waits for its sync to begin; 0 is 25 ms.
 	SyncEvery time.Duration
 	Logger    *slog.Logger
@@ -79,6 +80,8 @@ func (o *Options) fill() error {
 	o.MaxBytes = cmp.Or(o.MaxBytes, 8<<30)
 	o.MaxOutput = cmp.Or(o.MaxOutput, 64<<20)
 	o.MaxSandboxOutput = cmp.Or(o.MaxSandboxOutput, 512<<20)
+	o.MaxInput = cmp.Or(o.MaxInput, 64<<20)
+	o.MaxSandboxInput = cmp.Or(o.MaxSandboxInput, 512<<20)
 	o.SyncEvery = cmp.Or(o.SyncEvery, 25*time.Millisecond)
 	o.Logger = cmp.Or(o.Logger, slog.Default())
 	switch {
@@ -86,10 +89,33 @@ func (o *Options) fill() error {
 		return fmt.Errorf("trajectory: segments of %d bytes, want %d to %d", o.SegmentBytes, 2*maxPayload, 1<<30)
 	case o.MaxBytes < 4*o.SegmentBytes:
 		return fmt.Errorf("trajectory: at most %d bytes, want at least four segments of %d", o.MaxBytes, o.SegmentBytes)
-	case o.MaxOutput < 0 || o.MaxOutput > 1<<31:
-		return fmt.Errorf("trajectory: %d bytes of output kept of an action, want up to %d", o.MaxOutput, int64(1)<<31)
+	}
+	for what, n := range map[string]int64{"output": o.MaxOutput, "input": o.MaxInput} {
+		if n < 0 || n > MaxKept {
+			return fmt.Errorf("trajectory: %d bytes of %s kept of an action, want up to %d", n, what, int64(MaxKept))
+		}
 	}
 	return nil
+}
+
+// MaxKept bounds what can be kept of one action.
+const MaxKept = 1 << 31
+
+// flow is what goes out of an action, or into it: each is bounded by itself.
+type flow uint8
+
+const (
+	flowOut flow = iota
+	flowIn
+	flows
+)
+
+// bounds are the most of a flow that is kept of a sandbox, and of one action.
+func (o *Options) bounds(f flow) (ofSandbox, ofAction int64) {
+	if f == flowIn {
+		return o.MaxSandboxInput, o.MaxInput
+	}
+	return o.MaxSandboxOutput, o.MaxOutput
 }
 
 // Recovery is what Open found broken.
@@ -140,7 +166,7 @@ type sandbox struct {
 	head     position // of its last record
 	segments int      // that have records of it
 	actions  map[uint64]*Action
-	taken    int64 // bytes of output that actions under way keep
+	taken    [flows]int64 // bytes that actions under way keep
 	index    *index
 	changed  chan struct{} // closed by the next entry; nil: nobody waits
 	sealing  sync.Mutex

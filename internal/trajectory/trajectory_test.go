@@ -49,11 +49,12 @@ func newSandbox(t testing.TB, l *Log) dsec.SandboxID {
 }
 
 func execOf(command, actionID string) *dsecv1.TrajectoryEntry {
-	digest, _ := RequestDigest(&dsecv1.ExecRequest{Command: &dsecv1.Command{Shell: command}})
-	return &dsecv1.TrajectoryEntry{
-		Kind: dsecv1.TrajectoryKind_TRAJECTORY_KIND_EXEC, Caller: "key", ActionId: actionID, RequestDigest: digest,
+	e := &dsecv1.TrajectoryEntry{
+		Kind: dsecv1.TrajectoryKind_TRAJECTORY_KIND_EXEC, Caller: "key", ActionId: actionID,
 		Request: &dsecv1.TrajectoryRequest{Shell: command},
 	}
+	_ = Describe(e, &dsecv1.ExecRequest{Command: &dsecv1.Command{Shell: command}})
+	return e
 }
 
 func begin(t testing.TB, l *Log, id dsec.SandboxID, command, actionID string) *Action {

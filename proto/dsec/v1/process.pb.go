@@ -476,7 +476,9 @@ type ProcessEvent struct {
 	//	*ProcessEvent_Gap
 	//	*ProcessEvent_Exited
 	//	*ProcessEvent_Keepalive
-	Event         isProcessEvent_Event `protobuf_oneof:"event"`
+	Event isProcessEvent_Event `protobuf_oneof:"event"`
+	// It tells of a command that was run before, under the same action id.
+	Replayed      bool `protobuf:"varint,6,opt,name=replayed,proto3" json:"replayed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -561,6 +563,13 @@ func (x *ProcessEvent) GetKeepalive() *Keepalive {
 		}
 	}
 	return nil
+}
+
+func (x *ProcessEvent) GetReplayed() bool {
+	if x != nil {
+		return x.Replayed
+	}
+	return false
 }
 
 type isProcessEvent_Event interface {
@@ -1589,13 +1598,14 @@ const file_dsec_v1_process_proto_rawDesc = "" +
 	"\x03pty\x18\x06 \x01(\v2\x15.dsec.v1.TerminalSizeR\x03pty\"6\n" +
 	"\fTerminalSize\x12\x12\n" +
 	"\x04rows\x18\x01 \x01(\rR\x04rows\x12\x12\n" +
-	"\x04cols\x18\x02 \x01(\rR\x04cols\"\xf1\x01\n" +
+	"\x04cols\x18\x02 \x01(\rR\x04cols\"\x8d\x02\n" +
 	"\fProcessEvent\x12,\n" +
 	"\astarted\x18\x01 \x01(\v2\x10.dsec.v1.StartedH\x00R\astarted\x12)\n" +
 	"\x06output\x18\x02 \x01(\v2\x0f.dsec.v1.OutputH\x00R\x06output\x12 \n" +
 	"\x03gap\x18\x03 \x01(\v2\f.dsec.v1.GapH\x00R\x03gap\x12)\n" +
 	"\x06exited\x18\x04 \x01(\v2\x0f.dsec.v1.ExitedH\x00R\x06exited\x122\n" +
-	"\tkeepalive\x18\x05 \x01(\v2\x12.dsec.v1.KeepaliveH\x00R\tkeepaliveB\a\n" +
+	"\tkeepalive\x18\x05 \x01(\v2\x12.dsec.v1.KeepaliveH\x00R\tkeepalive\x12\x1a\n" +
+	"\breplayed\x18\x06 \x01(\bR\breplayedB\a\n" +
 	"\x05event\":\n" +
 	"\aStarted\x12\x1d\n" +
 	"\n" +

@@ -240,7 +240,11 @@ type TrajectoryEntry struct {
 	Reason string         `protobuf:"bytes,20,opt,name=reason,proto3" json:"reason,omitempty"`
 	Gap    *TrajectoryGap `protobuf:"bytes,21,opt,name=gap,proto3" json:"gap,omitempty"`
 	// Of the create: what was made, as JSON.
-	Spec          []byte `protobuf:"bytes,22,opt,name=spec,proto3" json:"spec,omitempty"`
+	Spec []byte `protobuf:"bytes,22,opt,name=spec,proto3" json:"spec,omitempty"`
+	// Of begun: the request, as the message of its RPC (of Write and Upload the
+	// one that opens), less sandbox_id, action_id and tag. Of ended: the data that
+	// were streamed after it. Whatever a request holds is here, secrets too.
+	Input         *TrajectoryOutput `protobuf:"bytes,23,opt,name=input,proto3" json:"input,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -425,6 +429,13 @@ func (x *TrajectoryEntry) GetGap() *TrajectoryGap {
 func (x *TrajectoryEntry) GetSpec() []byte {
 	if x != nil {
 		return x.Spec
+	}
+	return nil
+}
+
+func (x *TrajectoryEntry) GetInput() *TrajectoryOutput {
+	if x != nil {
+		return x.Input
 	}
 	return nil
 }
@@ -627,7 +638,7 @@ func (x *TrajectoryError) GetMessage() string {
 	return ""
 }
 
-// TrajectoryOutput is what an action wrote. Up to 64 KiB all of it is in
+// TrajectoryOutput is what an action wrote, or what it was given. Up to 64 KiB all of it is in
 // head. What is longer is an object of its own, named by its digest, with the
 // first bytes in head and the last in tail; ReadOutput reads it.
 type TrajectoryOutput struct {
@@ -1070,8 +1081,10 @@ func (x *FollowTrajectoryResponse) GetEntry() *TrajectoryEntry {
 type ReadTrajectoryOutputRequest struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	SandboxId string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
-	// Of the entry with which the action ended.
-	Seq           uint64 `protobuf:"varint,2,opt,name=seq,proto3" json:"seq,omitempty"`
+	// Of the entry with which the action ended; of its input, of the entry that has it.
+	Seq uint64 `protobuf:"varint,2,opt,name=seq,proto3" json:"seq,omitempty"`
+	// The entry's input in place of its output.
+	Input         bool `protobuf:"varint,3,opt,name=input,proto3" json:"input,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1118,6 +1131,13 @@ func (x *ReadTrajectoryOutputRequest) GetSeq() uint64 {
 		return x.Seq
 	}
 	return 0
+}
+
+func (x *ReadTrajectoryOutputRequest) GetInput() bool {
+	if x != nil {
+		return x.Input
+	}
+	return false
 }
 
 type ReadTrajectoryOutputResponse struct {
@@ -1168,7 +1188,7 @@ var File_dsec_v1_trajectory_proto protoreflect.FileDescriptor
 
 const file_dsec_v1_trajectory_proto_rawDesc = "" +
 	"\n" +
-	"\x18dsec/v1/trajectory.proto\x12\adsec.v1\x1a\x15dsec/v1/process.proto\x1a\x13dsec/v1/types.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xb0\x06\n" +
+	"\x18dsec/v1/trajectory.proto\x12\adsec.v1\x1a\x15dsec/v1/process.proto\x1a\x13dsec/v1/types.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xe1\x06\n" +
 	"\x0fTrajectoryEntry\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12\x1d\n" +
 	"\n" +
@@ -1195,7 +1215,8 @@ const file_dsec_v1_trajectory_proto_rawDesc = "" +
 	"\x05state\x18\x13 \x01(\tR\x05state\x12\x16\n" +
 	"\x06reason\x18\x14 \x01(\tR\x06reason\x12(\n" +
 	"\x03gap\x18\x15 \x01(\v2\x16.dsec.v1.TrajectoryGapR\x03gap\x12\x12\n" +
-	"\x04spec\x18\x16 \x01(\fR\x04spec\"\xe4\x02\n" +
+	"\x04spec\x18\x16 \x01(\fR\x04spec\x12/\n" +
+	"\x05input\x18\x17 \x01(\v2\x19.dsec.v1.TrajectoryOutputR\x05input\"\xe4\x02\n" +
 	"\x11TrajectoryRequest\x12\x12\n" +
 	"\x04argv\x18\x01 \x03(\fR\x04argv\x12\x14\n" +
 	"\x05shell\x18\x02 \x01(\tR\x05shell\x12\x10\n" +
@@ -1249,11 +1270,12 @@ const file_dsec_v1_trajectory_proto_rawDesc = "" +
 	"\bfrom_seq\x18\x02 \x01(\x04R\afromSeq\x12-\n" +
 	"\x05kinds\x18\x03 \x03(\x0e2\x17.dsec.v1.TrajectoryKindR\x05kinds\"J\n" +
 	"\x18FollowTrajectoryResponse\x12.\n" +
-	"\x05entry\x18\x01 \x01(\v2\x18.dsec.v1.TrajectoryEntryR\x05entry\"N\n" +
+	"\x05entry\x18\x01 \x01(\v2\x18.dsec.v1.TrajectoryEntryR\x05entry\"d\n" +
 	"\x1bReadTrajectoryOutputRequest\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x10\n" +
-	"\x03seq\x18\x02 \x01(\x04R\x03seq\"T\n" +
+	"\x03seq\x18\x02 \x01(\x04R\x03seq\x12\x14\n" +
+	"\x05input\x18\x03 \x01(\bR\x05input\"T\n" +
 	"\x1cReadTrajectoryOutputResponse\x124\n" +
 	"\x05piece\x18\x01 \x01(\v2\x1e.dsec.v1.TrajectoryOutputPieceR\x05piece*\xa1\x01\n" +
 	"\x0fTrajectoryPhase\x12 \n" +
@@ -1342,27 +1364,28 @@ var file_dsec_v1_trajectory_proto_depIdxs = []int32{
 	16, // 7: dsec.v1.TrajectoryEntry.usage:type_name -> dsec.v1.Usage
 	17, // 8: dsec.v1.TrajectoryEntry.duration:type_name -> google.protobuf.Duration
 	7,  // 9: dsec.v1.TrajectoryEntry.gap:type_name -> dsec.v1.TrajectoryGap
-	17, // 10: dsec.v1.TrajectoryRequest.timeout:type_name -> google.protobuf.Duration
-	18, // 11: dsec.v1.TrajectoryError.detail:type_name -> dsec.v1.ErrorDetail
-	6,  // 12: dsec.v1.TrajectoryOutput.head:type_name -> dsec.v1.TrajectoryOutputPiece
-	6,  // 13: dsec.v1.TrajectoryOutput.tail:type_name -> dsec.v1.TrajectoryOutputPiece
-	19, // 14: dsec.v1.TrajectoryOutputPiece.stream:type_name -> dsec.v1.Stream
-	1,  // 15: dsec.v1.ListTrajectoryRequest.kinds:type_name -> dsec.v1.TrajectoryKind
-	2,  // 16: dsec.v1.ListTrajectoryResponse.entries:type_name -> dsec.v1.TrajectoryEntry
-	1,  // 17: dsec.v1.FollowTrajectoryRequest.kinds:type_name -> dsec.v1.TrajectoryKind
-	2,  // 18: dsec.v1.FollowTrajectoryResponse.entry:type_name -> dsec.v1.TrajectoryEntry
-	6,  // 19: dsec.v1.ReadTrajectoryOutputResponse.piece:type_name -> dsec.v1.TrajectoryOutputPiece
-	8,  // 20: dsec.v1.TrajectoryService.List:input_type -> dsec.v1.ListTrajectoryRequest
-	10, // 21: dsec.v1.TrajectoryService.Follow:input_type -> dsec.v1.FollowTrajectoryRequest
-	12, // 22: dsec.v1.TrajectoryService.ReadOutput:input_type -> dsec.v1.ReadTrajectoryOutputRequest
-	9,  // 23: dsec.v1.TrajectoryService.List:output_type -> dsec.v1.ListTrajectoryResponse
-	11, // 24: dsec.v1.TrajectoryService.Follow:output_type -> dsec.v1.FollowTrajectoryResponse
-	13, // 25: dsec.v1.TrajectoryService.ReadOutput:output_type -> dsec.v1.ReadTrajectoryOutputResponse
-	23, // [23:26] is the sub-list for method output_type
-	20, // [20:23] is the sub-list for method input_type
-	20, // [20:20] is the sub-list for extension type_name
-	20, // [20:20] is the sub-list for extension extendee
-	0,  // [0:20] is the sub-list for field type_name
+	5,  // 10: dsec.v1.TrajectoryEntry.input:type_name -> dsec.v1.TrajectoryOutput
+	17, // 11: dsec.v1.TrajectoryRequest.timeout:type_name -> google.protobuf.Duration
+	18, // 12: dsec.v1.TrajectoryError.detail:type_name -> dsec.v1.ErrorDetail
+	6,  // 13: dsec.v1.TrajectoryOutput.head:type_name -> dsec.v1.TrajectoryOutputPiece
+	6,  // 14: dsec.v1.TrajectoryOutput.tail:type_name -> dsec.v1.TrajectoryOutputPiece
+	19, // 15: dsec.v1.TrajectoryOutputPiece.stream:type_name -> dsec.v1.Stream
+	1,  // 16: dsec.v1.ListTrajectoryRequest.kinds:type_name -> dsec.v1.TrajectoryKind
+	2,  // 17: dsec.v1.ListTrajectoryResponse.entries:type_name -> dsec.v1.TrajectoryEntry
+	1,  // 18: dsec.v1.FollowTrajectoryRequest.kinds:type_name -> dsec.v1.TrajectoryKind
+	2,  // 19: dsec.v1.FollowTrajectoryResponse.entry:type_name -> dsec.v1.TrajectoryEntry
+	6,  // 20: dsec.v1.ReadTrajectoryOutputResponse.piece:type_name -> dsec.v1.TrajectoryOutputPiece
+	8,  // 21: dsec.v1.TrajectoryService.List:input_type -> dsec.v1.ListTrajectoryRequest
+	10, // 22: dsec.v1.TrajectoryService.Follow:input_type -> dsec.v1.FollowTrajectoryRequest
+	12, // 23: dsec.v1.TrajectoryService.ReadOutput:input_type -> dsec.v1.ReadTrajectoryOutputRequest
+	9,  // 24: dsec.v1.TrajectoryService.List:output_type -> dsec.v1.ListTrajectoryResponse
+	11, // 25: dsec.v1.TrajectoryService.Follow:output_type -> dsec.v1.FollowTrajectoryResponse
+	13, // 26: dsec.v1.TrajectoryService.ReadOutput:output_type -> dsec.v1.ReadTrajectoryOutputResponse
+	24, // [24:27] is the sub-list for method output_type
+	21, // [21:24] is the sub-list for method input_type
+	21, // [21:21] is the sub-list for extension type_name
+	21, // [21:21] is the sub-list for extension extendee
+	0,  // [0:21] is the sub-list for field type_name
 }
 
 func init() { file_dsec_v1_trajectory_proto_init() }

@@ -50,7 +50,7 @@ type TrajectoryServiceClient interface {
 	// Follow streams the entries from a number on: those that are there, then
 	// each that comes. It ends with the sandbox's trajectory.
 	Follow(context.Context, *connect.Request[v1.FollowTrajectoryRequest]) (*connect.ServerStreamForClient[v1.FollowTrajectoryResponse], error)
-	// ReadOutput streams the output of an action that was too long for its entry.
+	// ReadOutput streams what an action wrote, or was given: it may be too long for its entry.
 	ReadOutput(context.Context, *connect.Request[v1.ReadTrajectoryOutputRequest]) (*connect.ServerStreamForClient[v1.ReadTrajectoryOutputResponse], error)
 }
 
@@ -118,7 +118,7 @@ type TrajectoryServiceHandler interface {
 	// Follow streams the entries from a number on: those that are there, then
 	// each that comes. It ends with the sandbox's trajectory.
 	Follow(context.Context, *connect.Request[v1.FollowTrajectoryRequest], *connect.ServerStream[v1.FollowTrajectoryResponse]) error
-	// ReadOutput streams the output of an action that was too long for its entry.
+	// ReadOutput streams what an action wrote, or was given: it may be too long for its entry.
 	ReadOutput(context.Context, *connect.Request[v1.ReadTrajectoryOutputRequest], *connect.ServerStream[v1.ReadTrajectoryOutputResponse]) error
 }
 
