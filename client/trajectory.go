@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"io"
 	"iter"
 
 	"connectrpc.com/connect"
@@ -76,6 +77,43 @@ func (s *Sandbox) followTrajectory(ctx context.Context, o TrajectoryOptions) ite
 			}
 		}
 	}
+}
+
+// TrajectoryOutput copies what the action wrote that ended with entry seq, all streams
+// together, as far as it is kept.
+func (s *Sandbox) TrajectoryOutput(ctx context.Context, seq uint64, w io.Writer) error {
+	return s.eachPiece(ctx, seq, false, func(p *dsecv1.TrajectoryOutputPiece) error {
+		_, err := w.Write(p.Data)
+		return err
+	})
+}
+
+// TrajectoryInput copies what entry seq says that its action was given: of one that
+// began the request, of one that ended what was streamed after it.
+func (s *Sandbox) TrajectoryInput(ctx context.Context, seq uint64, w io.Writer) error {
+	return s.eachPiece(ctx, seq, true, func(p *dsecv1.TrajectoryOutputPiece) error {
+		_, err := w.Write(p.Data)
+		return err
+	})
+}
+
+func (s *Sandbox) eachPiece(ctx context.Context, seq uint64, input bool, f func(*dsecv1.TrajectoryOutputPiece) error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := s.c.trajectory.ReadOutput(ctx, connect.NewRequest(&dsecv1.ReadTrajectoryOutputRequest{SandboxId: string(s.id), Seq: seq, Input: input}))
+	if err == nil {
+		defer func() { _ = stream.Close() }()
+		for stream.Receive() {
+			if err := f(stream.Msg().Piece); err != nil {
+				return err
+			}
+		}
+		err = stream.Err()
+	}
+	if err != nil {
+		return s.c.typed(err, dsecv1connect.TrajectoryServiceReadOutputProcedure)
+	}
+	return nil
 }
 
 func brokeOff(err error) bool {

@@ -121,7 +121,7 @@ func startEdge(ctx context.Context, cfg *Config, log *slog.Logger, reg *promethe
 		DefaultMaxPaused: orNever(ec.DefaultMaxPaused),
 		MaxSandboxes:     int(ec.MaxSandboxes), MaxCalls: int(ec.MaxCalls), CreateConcurrency: int(ec.CreateConcurrency),
 		Retention: ec.Retention.Duration, MinFreeBytes: ec.MinFreeBytes, MinFreeInodes: ec.MinFreeInodes,
-		Trajectories: sealedTo(cfg, blobs), Version: version, Logger: log, Metrics: reg, Crash: crash(),
+		Trajectories: trajectories(cfg, blobs), Version: version, Logger: log, Metrics: reg, Crash: crash(),
 	})
 	if err != nil {
 		return nil, err
@@ -149,13 +149,18 @@ func ofRoot(err error) error {
 	return fmt.Errorf("%w; run it as root, or without root by --backend fake --data-dir DIR --run-dir DIR with directories of your own", err)
 }
 
-// sealedTo has trajectories be sealed to the store of layers, where that is not on this
-// node itself.
-func sealedTo(cfg *Config, blobs blob.Store) trajectory.Options {
-	if cfg.Layers.Store == "" {
-		return trajectory.Options{}
+// trajectories bounds the trajectory log. It is sealed to the store of layers, where
+// that is not on this node itself.
+func trajectories(cfg *Config, blobs blob.Store) trajectory.Options {
+	t := cfg.Edge.Trajectory
+	out := trajectory.Options{
+		MaxBytes: t.MaxBytes, MaxOutput: t.MaxOutputBytes, MaxSandboxOutput: t.MaxSandboxOutputBytes,
+		MaxInput: t.MaxInputBytes, MaxSandboxInput: t.MaxSandboxInputBytes,
 	}
-	return trajectory.Options{Store: blobs}
+	if cfg.Layers.Store != "" {
+		out.Store = blobs
+	}
+	return out
 }
 
 // orNever: 0 is never in the file, and the default in the edge's own words.

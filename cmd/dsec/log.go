@@ -121,6 +121,9 @@ func entryText(e *dsecv1.TrajectoryEntry) string {
 
 func requestText(r *dsecv1.TrajectoryRequest) string {
 	var words []string
+	if r == nil {
+		return ""
+	}
 	for _, a := range r.Argv {
 		words = append(words, strconv.Quote(string(a)))
 	}

@@ -64,6 +64,7 @@ func commands() []command {
 		{"webhook list", "", "list webhooks", runWebhookList, false},
 		{"webhook get", "ID", "show one webhook, and how it goes", runWebhookGet, false},
 		{"webhook remove", "ID...", "end webhooks", runWebhookRemove, false},
+		{"replay", "[flags] ID", "do again in a fresh sandbox what was done in one, up to the first difference", runReplay, false},
 		{"ps", "ID", "list the commands of a sandbox", runPs, false},
 		{"stats", "ID...", "show what sandboxes use", runStats, false},
 		{"layer import", "[flags] NAME FILE|DIR|-|--image REF|--git URL", "make a layer of an archive, a directory, an image or a checkout", runLayerImport, false},

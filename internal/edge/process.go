@@ -1,13 +1,15 @@
 package edge
 
 import (
+	"cmp"
 	"context"
+	"io"
 	"time"
 
 	"connectrpc.com/connect"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/chronusapi"
 	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
 )
 
@@ -114,14 +116,18 @@ func (p processService) StreamStdin(ctx context.Context, stream *connect.ClientS
 	}
 	out, first := new(dsecv1.WriteStdinResponse), stream.Msg()
 	err := p.e.with(ctx, stream.RequestHeader(), first.SandboxId, func(c *call) error {
-		c.origin.action = "" // of what is streamed nobody asks again
 		if first.Eof {
 			return c.writeStdin(first, out)
 		}
-		eof, err := c.streamStdin(stream, out)
-		if err == nil && eof {
-			// In the log the end of the input is an action of its own: what follows a
-			// stream is not known when it begins.
+		open := &dsecv1.WriteStdinRequest{ProcessId: first.ProcessId}
+		in := &stdin{stream: stream, rest: first.Data}
+		err := c.doWrite(dsecv1.TrajectoryKind_TRAJECTORY_KIND_STDIN, open, ofStdin(open), false, in, out, func(data io.Reader) error {
+			return c.copyStdin(first.ProcessId, data, out)
+		})
+		if err == nil && in.eof {
+			// In the log the end of the input is an action of its own: whether a stream
+			// ends so is not known when it begins.
+			c.origin.action = ""
 			err = c.writeStdin(&dsecv1.WriteStdinRequest{ProcessId: first.ProcessId, Eof: true}, new(dsecv1.WriteStdinResponse))
 		}
 		return err
@@ -129,29 +135,45 @@ func (p processService) StreamStdin(ctx context.Context, stream *connect.ClientS
 	return respond(out, err)
 }
 
-// streamStdin writes what comes, up to where the stream ends, or says that the input does.
-func (c *call) streamStdin(stream *connect.ClientStream[dsecv1.WriteStdinRequest], out *dsecv1.WriteStdinResponse) (eof bool, err error) {
-	opened := &dsecv1.WriteStdinRequest{ProcessId: stream.Msg().ProcessId}
-	a, _, err := c.begin(dsecv1.TrajectoryKind_TRAJECTORY_KIND_STDIN, opened, ofStdin(opened))
-	if err != nil {
-		return false, err
+// copyStdin writes data to a command's input.
+func (c *call) copyStdin(process uint64, data io.Reader, out *dsecv1.WriteStdinResponse) error {
+	buf := make([]byte, chronusapi.MaxChunk)
+	for {
+		n, err := data.Read(buf)
+		if n > 0 {
+			taken, werr := c.client.WriteStdin(c.ctx, process, buf[:n], false)
+			out.Written += uint64(taken)
+			if werr != nil {
+				return ofProcess(werr)
+			}
+		}
+		if err == io.EOF { // wrapped it would be a broken stream
+			return nil
+		}
+		if err != nil {
+			return err
+		}
 	}
-	for more := true; more && !eof && err == nil; more = !eof && err == nil && stream.Receive() {
-		m := stream.Msg()
-		var n int
-		n, err = c.client.WriteStdin(c.ctx, opened.ProcessId, m.Data, false)
-		a.Input(m.Data[:n])
-		out.Written += uint64(n)
-		eof = m.Eof
+}
+
+// stdin reads the data messages of a stream, up to one that ends the input.
+type stdin struct {
+	stream *connect.ClientStream[dsecv1.WriteStdinRequest]
+	rest   []byte
+	eof    bool
+}
+
+// Read implements io.Reader.
+func (s *stdin) Read(p []byte) (int, error) {
+	for len(s.rest) == 0 {
+		if s.eof || !s.stream.Receive() {
+			return 0, cmp.Or(s.stream.Err(), io.EOF)
+		}
+		s.rest, s.eof = s.stream.Msg().Data, s.stream.Msg().Eof
 	}
-	if err == nil && !eof {
-		err = stream.Err()
-	}
-	e := new(dsecv1.TrajectoryEntry)
-	if err = c.fail(ofProcess(err)); err == nil {
-		e.Response, err = proto.Marshal(out)
-	}
-	return eof, c.finish(a, e, err)
+	n := copy(p, s.rest)
+	s.rest = s.rest[n:]
+	return n, nil
 }
 
 // CloseStdin ends a command's input.
