@@ -156,7 +156,7 @@ func (s *Sandbox) plan(ctx context.Context, until uint64) (*plan, error) {
 		return nil, dsec.Errorf(dsec.CodeOutcomeUnknown, "entry 1 is to tell of what the sandbox was made, and does not")
 	}
 	for _, x := range p.ends {
-		x.over = ended && x.seq > begun && (x.code == dsec.CodeConflict || x.code == dsec.CodeLost || x.code == dsec.CodeOutcomeUnknown)
+		x.over = ended && x.seq > begun && (x.code == dsec.CodeConflict || x.code == dsec.CodeLost)
 	}
 	return p, nil
 }

@@ -22,7 +22,10 @@ import (
 // replayable are the two kinds of sandbox that a replay is shown on.
 func replayable(t *testing.T, f func(t *testing.T, s *server, o client.SandboxOptions)) {
 	t.Run("fake", func(t *testing.T) { f(t, up(t), client.SandboxOptions{Backend: dsec.KindFake}) })
-	t.Run("container", func(t *testing.T) { f(t, containers(t), client.SandboxOptions{Layers: []string{"base"}}) })
+	t.Run("container", func(t *testing.T) {
+		s, _ := containersWith(t)
+		f(t, s, client.SandboxOptions{Layers: []string{"base"}})
+	})
 }
 
 func create(t *testing.T, c *client.Client, o client.SandboxOptions) *client.Sandbox {
@@ -122,43 +125,59 @@ func difference(r *client.Replay) any {
 
 // TestReplayFindsTheFirstDifference tells the step, and what was expected and got.
 func TestReplayFindsTheFirstDifference(t *testing.T) {
-	replayable(t, func(t *testing.T, s *server, o client.SandboxOptions) {
-		sb := create(t, s.client(t), o)
-		ctx := t.Context()
-		run := func(script string) {
-			_, _, err := sb.Shell(script).Output(ctx)
-			check(t, err)
-		}
-		run("echo same")
-		run("echo one; echo at $(date +%s%N); exit 4") // entries 4 and 5
-		run("test $(date +%s%N) -gt " + fmt.Sprint(time.Now().Add(time.Hour).UnixNano()) + " || exit 5")
-		replay := func(o client.ReplayOptions) *client.Replay {
-			t.Helper()
-			r, err := sb.Replay(ctx, o)
-			check(t, err)
-			return r
-		}
-		r := replay(client.ReplayOptions{})
-		if d := r.Difference; d == nil || d.Seq != 4 || d.What != "stdout" || !strings.HasPrefix(d.Expected, `line 2: "at `) || !strings.HasPrefix(d.Got, `line 2: "at `) || d.Expected == d.Got {
-			t.Errorf("%+v", difference(r))
-		}
-		if r := replay(client.ReplayOptions{Mask: []*regexp.Regexp{regexp.MustCompile(`at \d+`)}}); !r.Equal() || r.Steps != 3 {
-			t.Errorf("masked: %+v", difference(r))
-		}
-		if r := replay(client.ReplayOptions{IgnoreOutput: true}); !r.Equal() || r.Steps != 3 {
-			t.Errorf("without output: %+v", difference(r))
-		}
-		if r := replay(client.ReplayOptions{Until: 3}); !r.Equal() || r.Steps != 1 {
-			t.Errorf("until 3: %+v", r)
-		}
-		// What depends on chance in how it ends is a difference without output, too.
+	s, c := containersWith(t)
+	sb := create(t, c, client.SandboxOptions{Layers: []string{"base"}})
+	ctx := t.Context()
+	run := func(script string) {
+		t.Helper()
+		_, _, err := sb.Shell(script).Output(ctx)
+		check(t, err)
+	}
+	const chance = "$(od -An -N8 -tx1 /dev/urandom | tr -d ' ')"
+	run("echo same")
+	run("echo one; echo at " + chance + "; exit 4") // entries 4 and 5
+	run("exit 5")
+	replay := func(o client.ReplayOptions) *client.Replay {
+		t.Helper()
+		r, err := sb.Replay(ctx, o)
+		check(t, err)
+		return r
+	}
+	r := replay(client.ReplayOptions{})
+	if d := r.Difference; d == nil || d.Seq != 4 || d.What != "stdout" || !strings.HasPrefix(d.Expected, `line 2: "at `) || !strings.HasPrefix(d.Got, `line 2: "at `) || d.Expected == d.Got {
+		t.Errorf("%+v", difference(r))
+	}
+	if r := replay(client.ReplayOptions{Mask: []*regexp.Regexp{regexp.MustCompile(`at [0-9a-f]+`)}}); !r.Equal() || r.Steps != 3 {
+		t.Errorf("masked: %+v", difference(r))
+	}
+	if r := replay(client.ReplayOptions{IgnoreOutput: true}); !r.Equal() || r.Steps != 3 {
+		t.Errorf("without output: %+v", difference(r))
+	}
+	if r := replay(client.ReplayOptions{Until: 3}); !r.Equal() || r.Steps != 1 {
+		t.Errorf("until 3: %+v", r)
+	}
+	// By the CLI, which leaves the sandbox where it is told to.
+	stdout, stderr, code := s.cli("", "replay", "-q", "-o", "json", string(sb.ID()))
+	if code != 1 || !strings.Contains(stdout, `"equal": false`) || !strings.Contains(stdout, `"seq": 4`) || stderr != "" {
+		t.Errorf("exit code %d: %s%s", code, stdout, stderr)
+	}
+	stdout, stderr, code = s.cli("", "replay", "--mask", "at [0-9a-f]+", "--keep", string(sb.ID()))
+	if code != 0 || !regexp.MustCompile(`equal +yes`).MatchString(stdout) || strings.Count(stderr, "\n") != 3 {
+		t.Errorf("exit code %d: %s%s", code, stdout, stderr)
+	}
+	kept := regexp.MustCompile(`sandbox +([a-z2-7]{25})`).FindStringSubmatch(stdout)
+	if kept == nil {
+		t.Fatalf("no sandbox is kept: %s", stdout)
+	}
+	check(t, c.Sandbox(kept[1]).Kill(ctx))
+	// What ends by chance differs without output, too.
+	for range 3 {
 		run("exit $(od -An -N1 -tu1 /dev/urandom)")
-		run("exit $(od -An -N1 -tu1 /dev/urandom)")
-		r = replay(client.ReplayOptions{IgnoreOutput: true})
-		if d := r.Difference; d == nil || d.Seq < 8 || d.What != "outcome" || !strings.HasPrefix(d.Expected, "exit code ") {
-			t.Errorf("%+v", difference(r))
-		}
-	})
+	}
+	r = replay(client.ReplayOptions{IgnoreOutput: true})
+	if d := r.Difference; d == nil || d.Seq < 8 || d.What != "outcome" || !strings.HasPrefix(d.Expected, "exit code ") {
+		t.Errorf("%+v", difference(r))
+	}
 }
 
 // withBounds is a server on the fake backend that keeps little of what actions are given and write.
@@ -190,7 +209,7 @@ func TestReplayTellsWhatWasNotKept(t *testing.T) {
 	}
 	written := create(t, c, client.SandboxOptions{Backend: dsec.KindFake})
 	for _, n := range []int{100_000, 300_000} {
-		_, _, err := written.Shell(fmt.Sprintf("head -c %d /dev/zero", n)).Output(ctx)
+		_, _, err := written.Shell(fmt.Sprintf("yes | head -c %d", n)).Output(ctx)
 		check(t, err)
 	}
 	r, err := written.Replay(ctx, client.ReplayOptions{})
@@ -205,28 +224,31 @@ func TestReplayTellsWhatWasNotKept(t *testing.T) {
 // TestReplayOfADamagedLog: a log with a damaged record, or without its end, is replayed
 // up to there.
 func TestReplayOfADamagedLog(t *testing.T) {
+	overwrite := func(f *os.File, at int64) error { _, err := f.WriteAt([]byte{0}, at); return err }
 	for name, damage := range map[string]struct {
+		of   func(s, sep []byte) int
 		do   func(f *os.File, at int64) error
 		want string
 	}{
-		"a damaged record": {func(f *os.File, at int64) error { _, err := f.WriteAt([]byte{0}, at); return err }, "are gone (the log was damaged)"},
-		"a cut log":        {func(f *os.File, at int64) error { return f.Truncate(at) }, "entry 1"},
+		"a damaged begin": {bytes.Index, overwrite, "entries 12 to 12 are gone (the log was damaged)"},
+		"a damaged end":   {bytes.LastIndex, overwrite, "what came of entry 12 the platform does not know"},
+		"a cut log":       {bytes.LastIndex, (*os.File).Truncate, "what came of entry 12 the platform does not know"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := up(t)
-			sb := create(t, s.client(t), client.SandboxOptions{Backend: dsec.KindFake})
+			sb, err := s.client(t).CreateSandbox(t.Context(), client.SandboxOptions{Backend: dsec.KindFake})
+			check(t, err)
 			for i := range 10 {
 				_, _, err := sb.Command("echo", fmt.Sprint("step-", i)).Output(t.Context())
 				check(t, err)
 			}
 			s.stop()
-			segments, err := filepath.Glob(filepath.Join(s.dir, "data", "*", "trajectories", "*.log"))
+			segments, err := filepath.Glob(filepath.Join(s.dir, "data", "*", "trajectories", "*.seg"))
 			check(t, err)
-			t.Log(segments)
 			for _, path := range segments {
 				b, err := os.ReadFile(path)
 				check(t, err)
-				at := bytes.LastIndex(b, []byte("step-5"))
+				at := damage.of(b, []byte("step-5"))
 				if at < 0 {
 					continue
 				}
