@@ -97,18 +97,20 @@ class TerminalSize(_message.Message):
     def __init__(self, rows: _Optional[int] = ..., cols: _Optional[int] = ...) -> None: ...
 
 class ProcessEvent(_message.Message):
-    __slots__ = ("started", "output", "gap", "exited", "keepalive")
+    __slots__ = ("started", "output", "gap", "exited", "keepalive", "replayed")
     STARTED_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
     GAP_FIELD_NUMBER: _ClassVar[int]
     EXITED_FIELD_NUMBER: _ClassVar[int]
     KEEPALIVE_FIELD_NUMBER: _ClassVar[int]
+    REPLAYED_FIELD_NUMBER: _ClassVar[int]
     started: Started
     output: Output
     gap: Gap
     exited: Exited
     keepalive: Keepalive
-    def __init__(self, started: _Optional[_Union[Started, _Mapping]] = ..., output: _Optional[_Union[Output, _Mapping]] = ..., gap: _Optional[_Union[Gap, _Mapping]] = ..., exited: _Optional[_Union[Exited, _Mapping]] = ..., keepalive: _Optional[_Union[Keepalive, _Mapping]] = ...) -> None: ...
+    replayed: bool
+    def __init__(self, started: _Optional[_Union[Started, _Mapping]] = ..., output: _Optional[_Union[Output, _Mapping]] = ..., gap: _Optional[_Union[Gap, _Mapping]] = ..., exited: _Optional[_Union[Exited, _Mapping]] = ..., keepalive: _Optional[_Union[Keepalive, _Mapping]] = ..., replayed: bool = ...) -> None: ...
 
 class Started(_message.Message):
     __slots__ = ("process_id", "pid")

@@ -80,7 +80,7 @@ TRAJECTORY_KIND_FILE_STAT: TrajectoryKind
 TRAJECTORY_KIND_FILE_LIST: TrajectoryKind
 
 class TrajectoryEntry(_message.Message):
-    __slots__ = ("seq", "sandbox_id", "time", "phase", "kind", "caller", "action_id", "request_digest", "request", "begun_seq", "outcome", "error", "output", "usage", "duration", "process_id", "session_id", "response", "state", "reason", "gap", "spec")
+    __slots__ = ("seq", "sandbox_id", "time", "phase", "kind", "caller", "action_id", "request_digest", "request", "begun_seq", "outcome", "error", "output", "usage", "duration", "process_id", "session_id", "response", "state", "reason", "gap", "spec", "input")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     SANDBOX_ID_FIELD_NUMBER: _ClassVar[int]
     TIME_FIELD_NUMBER: _ClassVar[int]
@@ -103,6 +103,7 @@ class TrajectoryEntry(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     GAP_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
+    INPUT_FIELD_NUMBER: _ClassVar[int]
     seq: int
     sandbox_id: str
     time: _timestamp_pb2.Timestamp
@@ -125,7 +126,8 @@ class TrajectoryEntry(_message.Message):
     reason: str
     gap: TrajectoryGap
     spec: bytes
-    def __init__(self, seq: _Optional[int] = ..., sandbox_id: _Optional[str] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., phase: _Optional[_Union[TrajectoryPhase, str]] = ..., kind: _Optional[_Union[TrajectoryKind, str]] = ..., caller: _Optional[str] = ..., action_id: _Optional[str] = ..., request_digest: _Optional[bytes] = ..., request: _Optional[_Union[TrajectoryRequest, _Mapping]] = ..., begun_seq: _Optional[int] = ..., outcome: _Optional[_Union[_types_pb2.Outcome, _Mapping]] = ..., error: _Optional[_Union[TrajectoryError, _Mapping]] = ..., output: _Optional[_Union[TrajectoryOutput, _Mapping]] = ..., usage: _Optional[_Union[_types_pb2.Usage, _Mapping]] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., process_id: _Optional[int] = ..., session_id: _Optional[str] = ..., response: _Optional[bytes] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., gap: _Optional[_Union[TrajectoryGap, _Mapping]] = ..., spec: _Optional[bytes] = ...) -> None: ...
+    input: TrajectoryOutput
+    def __init__(self, seq: _Optional[int] = ..., sandbox_id: _Optional[str] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., phase: _Optional[_Union[TrajectoryPhase, str]] = ..., kind: _Optional[_Union[TrajectoryKind, str]] = ..., caller: _Optional[str] = ..., action_id: _Optional[str] = ..., request_digest: _Optional[bytes] = ..., request: _Optional[_Union[TrajectoryRequest, _Mapping]] = ..., begun_seq: _Optional[int] = ..., outcome: _Optional[_Union[_types_pb2.Outcome, _Mapping]] = ..., error: _Optional[_Union[TrajectoryError, _Mapping]] = ..., output: _Optional[_Union[TrajectoryOutput, _Mapping]] = ..., usage: _Optional[_Union[_types_pb2.Usage, _Mapping]] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., process_id: _Optional[int] = ..., session_id: _Optional[str] = ..., response: _Optional[bytes] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., gap: _Optional[_Union[TrajectoryGap, _Mapping]] = ..., spec: _Optional[bytes] = ..., input: _Optional[_Union[TrajectoryOutput, _Mapping]] = ...) -> None: ...
 
 class TrajectoryRequest(_message.Message):
     __slots__ = ("argv", "shell", "cwd", "user", "path", "new_path", "session_id", "process_id", "signal", "input_bytes", "timeout", "note", "cut")
@@ -236,12 +238,14 @@ class FollowTrajectoryResponse(_message.Message):
     def __init__(self, entry: _Optional[_Union[TrajectoryEntry, _Mapping]] = ...) -> None: ...
 
 class ReadTrajectoryOutputRequest(_message.Message):
-    __slots__ = ("sandbox_id", "seq")
+    __slots__ = ("sandbox_id", "seq", "input")
     SANDBOX_ID_FIELD_NUMBER: _ClassVar[int]
     SEQ_FIELD_NUMBER: _ClassVar[int]
+    INPUT_FIELD_NUMBER: _ClassVar[int]
     sandbox_id: str
     seq: int
-    def __init__(self, sandbox_id: _Optional[str] = ..., seq: _Optional[int] = ...) -> None: ...
+    input: bool
+    def __init__(self, sandbox_id: _Optional[str] = ..., seq: _Optional[int] = ..., input: bool = ...) -> None: ...
 
 class ReadTrajectoryOutputResponse(_message.Message):
     __slots__ = ("piece",)
