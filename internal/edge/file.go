@@ -226,7 +226,6 @@ func (c *call) doRead(kind dsecv1.TrajectoryKind, req proto.Message, what *dsecv
 		return err
 	}
 	if earlier != nil {
-		stream.ResponseHeader().Set(replayedHeader, "1")
 		if err := errorOf(earlier.Ended); err != nil {
 			return err
 		}

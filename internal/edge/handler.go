@@ -113,6 +113,10 @@ func (i errorInterceptor) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 // WrapStreamingHandler implements connect.Interceptor.
 func (i errorInterceptor) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
 	return func(ctx context.Context, conn connect.StreamingHandlerConn) error {
+		ctx, mark := markable(ctx, conn.RequestHeader())
+		if mark != nil {
+			mark.header = conn.ResponseHeader()
+		}
 		return i.encode(conn.Spec().Procedure, next(ctx, conn))
 	}
 }

@@ -73,9 +73,6 @@ func (x sessionService) RunCommand(ctx context.Context, req *connect.Request[dse
 		if err != nil {
 			return err
 		}
-		if earlier != nil {
-			stream.ResponseHeader().Set(replayedHeader, "1") // before anything is sent
-		}
 		out := newSender(ctx, stream.Send)
 		defer out.close()
 		if earlier != nil {

@@ -26,9 +26,7 @@ func (p processService) Start(ctx context.Context, req *connect.Request[dsecv1.S
 	if err != nil {
 		return err
 	}
-	if earlier != nil {
-		stream.ResponseHeader().Set(replayedHeader, "1")
-	} else {
+	if earlier == nil {
 		start.Tag = c.tagFor(a)
 	}
 	out := newSender(ctx, stream.Send)

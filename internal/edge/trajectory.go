@@ -48,7 +48,10 @@ func readOrigin(ctx context.Context, h http.Header) origin {
 }
 
 // replayed is what the answer of a call with an action ID is marked by.
-type replayed struct{ yes bool }
+type replayed struct {
+	yes    bool
+	header http.Header // of a stream, which is marked before anything is sent
+}
 
 type replayedKey struct{}
 
@@ -83,7 +86,9 @@ func (c *call) beginAside(kind dsecv1.TrajectoryKind, req proto.Message, what *d
 		return nil, nil, err
 	}
 	if earlier != nil && c.origin.mark != nil {
-		c.origin.mark.yes = true
+		if c.origin.mark.yes = true; c.origin.mark.header != nil {
+			c.origin.mark.header.Set(replayedHeader, "1")
+		}
 	}
 	return a, earlier, nil
 }

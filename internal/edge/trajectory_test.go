@@ -108,12 +108,17 @@ func TestActionIsDoneOnce(t *testing.T) {
 	id := n.create(&dsecv1.CreateRequest{})
 	ctx := t.Context()
 	exec := &dsecv1.ExecRequest{SandboxId: id, Command: &dsecv1.Command{Shell: "echo x >> /tmp/count; cat /tmp/count; echo e >&2; exit 5"}}
+	written := 0
 	write := func(data string) error {
+		written++
 		s := n.file.Write(ctx)
 		s.RequestHeader().Set(actionHeader, "write")
 		_ = s.Send(&dsecv1.WriteRequest{Message: &dsecv1.WriteRequest_Open{Open: &dsecv1.WriteOpen{SandboxId: id, Path: &dsecv1.Path{Path: "/tmp/w"}, Append: true}}})
 		_ = s.Send(&dsecv1.WriteRequest{Message: &dsecv1.WriteRequest_Data{Data: []byte(data)}})
-		_, err := s.CloseAndReceive()
+		res, err := s.CloseAndReceive()
+		if err == nil && wasReplayed(res.Header()) != (written > 1) {
+			t.Errorf("write %d: replayed %v", written, wasReplayed(res.Header()))
+		}
 		return err
 	}
 	read := func() (string, bool) {

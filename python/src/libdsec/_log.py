@@ -47,9 +47,11 @@ async def entries(
         page.from_seq = response.next_seq
 
 
-async def output(rpc: Rpc, sandbox_id: str, seq: int) -> bytes:
-    """Return the output of the action that ended with entry seq, of all streams together."""
-    request = trajectory_pb2.ReadTrajectoryOutputRequest(sandbox_id=sandbox_id, seq=c.count(seq, "seq"))
+async def content(rpc: Rpc, sandbox_id: str, seq: int, given: bool) -> bytes:
+    """Return what the action of entry seq wrote, of all streams together, or was given."""
+    request = trajectory_pb2.ReadTrajectoryOutputRequest(
+        sandbox_id=sandbox_id, seq=c.count(seq, "seq"), input=given
+    )
     stream = await rpc.server_stream(m.READ_OUTPUT, request)
     data = bytearray()
     try:

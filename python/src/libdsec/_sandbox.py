@@ -373,7 +373,18 @@ class Sandbox:
         Raises:
             NotFoundError: That entry has none.
         """
-        return await _log.output(self._rpc, self.id, seq)
+        return await _log.content(self._rpc, self.id, seq, False)
+
+    async def log_input(self, seq: int) -> bytes:
+        """Return what entry seq says that its action was given.
+
+        Of one that began that is its request, as a message of the API; of one that
+        ended, what was streamed after it: the content of a file, a tar, standard input.
+
+        Raises:
+            NotFoundError: That entry has none.
+        """
+        return await _log.content(self._rpc, self.id, seq, True)
 
     async def _start(
         self,

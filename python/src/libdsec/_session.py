@@ -10,7 +10,7 @@ from typing_extensions import Self
 
 from libdsec import _convert as c
 from libdsec import _methods as m
-from libdsec._connect import Method
+from libdsec._connect import Action, Method
 from libdsec._errors import InvalidError, OutcomeUnknownError
 from libdsec._h2 import BidiStream
 from libdsec._process import Collector, decode
@@ -90,7 +90,7 @@ class Session:
                         old.close()
                 if self._stream is None:
                     self._stream = await self._rpc.bidi(_RUN)
-                return await self._exchange(self._stream, request, on_output)
+                return await self._exchange(self._stream, request, on_output, action)
             except BaseException:
                 # What a stream still carries of this command must not be
                 # taken for the next one's.
@@ -141,14 +141,17 @@ class Session:
         stream: _Stream,
         request: session_pb2.RunCommandRequest,
         on_output: Callable[[Output | Gap], object] | None,
+        action: Action | None,
     ) -> ExecResult:
         await stream.send(request)
         collector = Collector()
         process_id = 0
         while (message := await stream.receive()) is not None:
+            if action is not None:
+                action.answered(message.replayed)
             event = decode(message)
             if isinstance(event, process_pb2.Exited):
-                return collector.result(event, process_id, 0)
+                return collector.result(event, process_id, 0, message.replayed)
             if isinstance(event, process_pb2.Started):
                 process_id = event.process_id
             elif event is not None:
