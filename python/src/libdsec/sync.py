@@ -289,6 +289,7 @@ class Sandbox(_Twin[_sandbox.Sandbox]):
     log = _iterating(_sandbox.Sandbox.log)
     log_output = _blocking(_sandbox.Sandbox.log_output)
     log_input = _blocking(_sandbox.Sandbox.log_input)
+    replay = _blocking(_sandbox.Sandbox.replay)
     run_shell = _blocking(_sandbox.Sandbox.run_shell)
     exec = _blocking(_sandbox.Sandbox.exec)
     start = _making(_sandbox.Sandbox.start, Process)
