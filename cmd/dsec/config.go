@@ -23,7 +23,6 @@ import (
 	"github.com/pelletier/go-toml/v2"
 
 	"github.com/opendsec/dsec"
-	"github.com/opendsec/dsec/internal/trajectory"
 )
 
 const (
@@ -81,15 +80,6 @@ type EdgeConfig struct {
 	Trajectory         Trajectory `toml:"trajectory"`
 	DefaultLimits      Limits     `toml:"default_limits"`
 	MaxLimits          Limits     `toml:"max_limits"`
-}
-
-// Trajectory is the section [edge.trajectory].
-type Trajectory struct {
-	MaxBytes              int64 `toml:"max_bytes"`
-	MaxOutputBytes        int64 `toml:"max_output_bytes"`
-	MaxSandboxOutputBytes int64 `toml:"max_sandbox_output_bytes"`
-	MaxInputBytes         int64 `toml:"max_input_bytes"`
-	MaxSandboxInputBytes  int64 `toml:"max_sandbox_input_bytes"`
 }
 
 // ContainerConfig is the section [container].
@@ -462,15 +452,13 @@ func (e *EdgeConfig) validate() error {
 		{"create_concurrency", e.CreateConcurrency, 1, 1024},
 		{"min_free_bytes", e.MinFreeBytes, 0, 1 << 50},
 		{"min_free_inodes", e.MinFreeInodes, 0, 1 << 40},
-		{"trajectory.max_bytes", e.Trajectory.MaxBytes, 1 << 28, 1 << 50},
-		{"trajectory.max_output_bytes", e.Trajectory.MaxOutputBytes, 1, trajectory.MaxKept},
-		{"trajectory.max_sandbox_output_bytes", e.Trajectory.MaxSandboxOutputBytes, 1, 1 << 50},
-		{"trajectory.max_input_bytes", e.Trajectory.MaxInputBytes, 1, trajectory.MaxKept},
-		{"trajectory.max_sandbox_input_bytes", e.Trajectory.MaxSandboxInputBytes, 1, 1 << 50},
 	} {
 		if r.v < r.low || r.v > r.high {
 			return dsec.Invalid("edge."+r.name, "is %d, want %d to %d", r.v, r.low, r.high)
 		}
+	}
+	if err := e.Trajectory.validate(); err != nil {
+		return err
 	}
 	const longest = 366 * 24 * time.Hour
 	for _, r := range []struct {

@@ -381,3 +381,5 @@ async def test_replay_finds_a_difference(server: Server, args: DSecContainerRunA
             assert result.difference.got != result.difference.expected
         assert (await sandbox.replay(mask=["at .*"])).equal
         assert (await sandbox.replay(ignore_output=True)).steps == 2
+        await sandbox.stop()
+        assert (await client.replay(sandbox.id, ignore_output=True)).steps == 2

@@ -376,6 +376,7 @@ class DSecClient(_Twin[_client.DSecClient]):
     run_container = _making(_client.DSecClient.run_container, Sandbox)
     run_containers = _making(_client.DSecClient.run_containers, _each)
     attach = _making(_client.DSecClient.attach, Sandbox)
+    replay = _blocking(_client.DSecClient.replay)
     get = _blocking(_client.DSecClient.get)
     list = _iterating(_client.DSecClient.list)
     kill = _blocking(_client.DSecClient.kill)
