@@ -94,15 +94,6 @@ type ContainerConfig struct {
 	DiskShare         int64 `toml:"disk_share"`
 }
 
-// Limits are the sections [edge.default_limits] and [edge.max_limits].
-type Limits struct {
-	MilliCPU    int64 `toml:"milli_cpu"`
-	MemoryBytes int64 `toml:"memory_bytes"`
-	DiskBytes   int64 `toml:"disk_bytes"`
-	DiskInodes  int64 `toml:"disk_inodes"`
-	Pids        int64 `toml:"pids"`
-}
-
 // duration is written as Go writes one: 90s, 1h30m. It is a struct, for into an
 // integer the TOML library would put the nanoseconds of `60`.
 type duration struct{ time.Duration }

@@ -31,3 +31,12 @@ func (t *Trajectory) validate() error {
 	}
 	return nil
 }
+
+// Limits are the sections [edge.default_limits] and [edge.max_limits].
+type Limits struct {
+	MilliCPU    int64 `toml:"milli_cpu"`
+	MemoryBytes int64 `toml:"memory_bytes"`
+	DiskBytes   int64 `toml:"disk_bytes"`
+	DiskInodes  int64 `toml:"disk_inodes"`
+	Pids        int64 `toml:"pids"`
+}
