@@ -83,15 +83,6 @@ type EdgeConfig struct {
 	MaxLimits          Limits     `toml:"max_limits"`
 }
 
-// Trajectory is the section [edge.trajectory].
-type Trajectory struct {
-	MaxBytes              int64 `toml:"max_bytes"`
-	MaxOutputBytes        int64 `toml:"max_output_bytes"`
-	MaxSandboxOutputBytes int64 `toml:"max_sandbox_output_bytes"`
-	MaxInputBytes         int64 `toml:"max_input_bytes"`
-	MaxSandboxInputBytes  int64 `toml:"max_sandbox_input_bytes"`
-}
-
 // ContainerConfig is the section [container].
 type ContainerConfig struct {
 	Warm           int64  `toml:"warm"`
@@ -102,15 +93,6 @@ type ContainerConfig struct {
 	// DiskImageMaxBytes of 0 is no bound but what the disk below keeps free.
 	DiskImageMaxBytes int64 `toml:"disk_image_max_bytes"`
 	DiskShare         int64 `toml:"disk_share"`
-}
-
-// Limits are the sections [edge.default_limits] and [edge.max_limits].
-type Limits struct {
-	MilliCPU    int64 `toml:"milli_cpu"`
-	MemoryBytes int64 `toml:"memory_bytes"`
-	DiskBytes   int64 `toml:"disk_bytes"`
-	DiskInodes  int64 `toml:"disk_inodes"`
-	Pids        int64 `toml:"pids"`
 }
 
 // duration is written as Go writes one: 90s, 1h30m. It is a struct, for into an
@@ -471,6 +453,9 @@ func (e *EdgeConfig) validate() error {
 		if r.v < r.low || r.v > r.high {
 			return dsec.Invalid("edge."+r.name, "is %d, want %d to %d", r.v, r.low, r.high)
 		}
+	}
+	if err := e.Trajectory.validate(); err != nil {
+		return err
 	}
 	const longest = 366 * 24 * time.Hour
 	for _, r := range []struct {

@@ -15,7 +15,7 @@ from dataclasses import replace
 from uuid import uuid4
 
 import pytest
-from server import Server
+from server import Server, backend
 
 import libdsec
 import libdsec.sync
@@ -329,3 +329,57 @@ async def test_command_outlives_its_caller(server: Server, args: DSecContainerRu
         result = await run()
         assert (result.text, result.exit_code) == ("a\nb\n", 3)
         assert await sandbox.files.read("/tmp/n") == b"x\n"
+
+
+async def test_replay(server: Server, args: DSecContainerRunArgs) -> None:
+    big = b"0123456789" * 30_000
+    args = replace(args, env={"GREETING": "hello"})
+    async with DSecClient(server.url, server.key) as client, await client.run_container(args) as sandbox:
+        await sandbox.files.write("/tmp/in/seven", b"7\n")
+        await sandbox.files.write("/tmp/in/big", big)
+        await sandbox.files.mkdir("/tmp/dir")
+        await sandbox.files.rename("/tmp/in/seven", "/tmp/dir/seven")
+        await sandbox.run_shell('cat /tmp/dir/seven /tmp/in/big; echo "$GREETING" >&2; exit 3')
+        await sandbox.exec(["cat"], stdin=big * 5)
+        assert await sandbox.files.read("/tmp/in/big") == big
+        await sandbox.files.stat("/tmp/in/big")
+        assert [e.name for e in await sandbox.files.list("/tmp/dir")] == ["seven"]
+        with pytest.raises(libdsec.NotFoundError):
+            await sandbox.files.read("/tmp/none")
+        await sandbox.files.remove("/tmp/in", recursive=True)
+        async with await sandbox.open_session(cwd="/tmp/dir") as session:
+            await session.run("X=9")
+            assert (await session.run("pwd; echo $X")).text == "/tmp/dir\n9\n"
+        beside = await sandbox.start_shell("sleep 100", detach=True)
+        await sandbox.run_shell("echo beside")
+        await beside.kill()
+        await beside.wait()
+        begun = [e async for e in sandbox.log() if e.phase == "begun"]
+        assert b"GREETING" in await sandbox.log_input(begun[4].seq)
+        result = await sandbox.replay()
+        assert result.equal, result
+        assert result.steps == len(begun), result
+        assert result.unended == 0
+        assert (await client.get(result.sandbox_id)).state == "stopped"
+        assert (await sandbox.replay(until=3, ignore_output=True)).steps == 1
+        with pytest.raises(libdsec.InvalidError):
+            await sandbox.replay(mask=["("])
+
+
+async def test_replay_finds_a_difference(server: Server, args: DSecContainerRunArgs) -> None:
+    chance = "echo one; echo at $(od -An -N8 -tx1 /dev/urandom)"
+    async with DSecClient(server.url, server.key) as client, await client.run_container(args) as sandbox:
+        await sandbox.run_shell("echo same")
+        await sandbox.run_shell(chance)
+        result = await sandbox.replay(keep=True)
+        assert (await client.get(result.sandbox_id)).state == "running"
+        await (await client.attach(result.sandbox_id)).stop()
+        assert result.equal == (backend() == "fake")  # which has nothing that is chance
+        if result.difference is not None:
+            assert (result.difference.seq, result.difference.what) == (4, "stdout")
+            assert result.difference.expected.startswith("line 2: 'at ")
+            assert result.difference.got != result.difference.expected
+        assert (await sandbox.replay(mask=["at .*"])).equal
+        assert (await sandbox.replay(ignore_output=True)).steps == 2
+        await sandbox.stop()
+        assert (await client.replay(sandbox.id, ignore_output=True)).steps == 2

@@ -39,7 +39,7 @@ from libdsec._errors import (
 from libdsec._events import Event
 from libdsec._files import ByteStream, Files
 from libdsec._job import Job
-from libdsec._jobtypes import JobInfo, JobResult, LogEntry, Pause
+from libdsec._jobtypes import JobInfo, JobResult, LogEntry, Pause, ReplayDifference, ReplayResult
 from libdsec._packs import Packed, PackRemoval, PackReport, Scrub
 from libdsec._process import Process
 from libdsec._sandbox import Sandbox
@@ -109,6 +109,8 @@ __all__ = [
     "PlatformError",
     "Process",
     "ProcessInfo",
+    "ReplayDifference",
+    "ReplayResult",
     "RequestTimeout",
     "Sandbox",
     "SandboxInfo",

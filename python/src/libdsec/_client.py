@@ -20,7 +20,7 @@ from libdsec._admin import Collected, Key, NewKey
 from libdsec._errors import ConflictError, DSecError, InternalError, InvalidError
 from libdsec._events import Event, event_filter
 from libdsec._job import Job
-from libdsec._jobtypes import JobInfo
+from libdsec._jobtypes import JobInfo, ReplayResult
 from libdsec._layers import LayerCalls
 from libdsec._proto.dsec.v1 import admin_pb2, job_pb2, sandbox_pb2
 from libdsec._rpc import Rpc
@@ -195,6 +195,22 @@ class DSecClient(LayerCalls, WebhookCalls):
         args = replace(args, job=c.text(job, "job"), labels=labels)
         sandbox = await self.run_container(args, timeout=timeout, request_id=f"attach-{digest}")
         return await self.attach(sandbox.id)
+
+    async def replay(
+        self,
+        sandbox_id: str,
+        *,
+        layers: Sequence[str] = (),
+        until: int = 0,
+        ignore_output: bool = False,
+        mask: Sequence[str] = (),
+        keep: bool = False,
+    ) -> ReplayResult:
+        """Replay the log of a sandbox, also of one that has ended lately: see `Sandbox.replay`."""
+        sandbox = Sandbox(self._rpc, c.text(sandbox_id, "sandbox_id"))
+        return await sandbox.replay(
+            layers=layers, until=until, ignore_output=ignore_output, mask=mask, keep=keep
+        )
 
     async def get(self, sandbox_id: str) -> SandboxInfo:
         """Return the state of a sandbox, also of one that has ended lately."""

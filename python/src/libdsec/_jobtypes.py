@@ -90,3 +90,50 @@ class LogEntry:
     action_id: str
     begun_seq: int
     fields: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayDifference:
+    """The first action that came to something else when it was done again.
+
+    Attributes:
+        seq: Number of the entry with which it began.
+        kind: As in `LogEntry`.
+        what: What differs: outcome, error, end, stdout, stderr, output or answer.
+        expected: What the trajectory has; of output the first line that differs.
+        got: What came of it this time.
+    """
+
+    seq: int
+    kind: str
+    what: str
+    expected: str
+    got: str
+
+
+@dataclass(kw_only=True)
+class ReplayResult:
+    """What came of replaying a trajectory.
+
+    Attributes:
+        sandbox_id: The fresh sandbox. It has ended, unless it was to be kept.
+        steps: Actions that were done again and compared.
+        unended: Actions that were begun again, and whose end the trajectory does not have.
+        skipped: Entries of what is not repeated: pauses, packs, changes of state.
+        original: Seconds that the steps took then, together.
+        replayed: Seconds that they took now.
+        difference: The first; None where there was none.
+    """
+
+    sandbox_id: str = ""
+    steps: int = 0
+    unended: int = 0
+    skipped: int = 0
+    original: float = 0.0
+    replayed: float = 0.0
+    difference: ReplayDifference | None = None
+
+    @property
+    def equal(self) -> bool:
+        """Whether all that was replayed came to the same."""
+        return self.difference is None

@@ -9,11 +9,11 @@ from types import TracebackType
 from typing_extensions import Self
 
 from libdsec import _convert as c
-from libdsec import _log, _packs
+from libdsec import _log, _packs, _replay
 from libdsec import _methods as m
 from libdsec._errors import ConflictError, DSecError, NotFoundError
 from libdsec._files import Files
-from libdsec._jobtypes import LogEntry
+from libdsec._jobtypes import LogEntry, ReplayResult
 from libdsec._packs import Packed, Scrub
 from libdsec._process import MAX_FIRST_STDIN, Process, start
 from libdsec._proto.dsec.v1 import process_pb2, sandbox_pb2, session_pb2
@@ -385,6 +385,30 @@ class Sandbox:
             NotFoundError: That entry has none.
         """
         return await _log.content(self._rpc, self.id, seq, True)
+
+    async def replay(
+        self,
+        *,
+        layers: Sequence[str] = (),
+        until: int = 0,
+        ignore_output: bool = False,
+        mask: Sequence[str] = (),
+        keep: bool = False,
+    ) -> ReplayResult:
+        """Do again, in a fresh sandbox, what the log tells, up to the first difference.
+
+        Args:
+            layers: What the fresh sandbox is made of; empty is what this one was made of.
+            until: Number of the last entry; 0 is the last there is.
+            ignore_output: Compare how actions ended, and not what they wrote or answered.
+            mask: Regular expressions; what matches in output is taken for equal.
+            keep: Leave the fresh sandbox running.
+
+        Raises:
+            OutcomeUnknownError: The log does not hold what it takes to go on; it names the entry.
+        """
+        bounds = (c.names(layers, "layers"), c.count(until, "until"), ignore_output, _replay.patterns(mask))
+        return await _replay.Replayer(self._rpc, self.id, *bounds).run(keep)
 
     async def _start(
         self,

@@ -49,14 +49,14 @@ class Trajectory:
         return f"<Trajectory {self.name!r} of {self._sandbox_id}: {done}>"
 
     def __enter__(self) -> Self:
-        self._token = _active.set({**_active.get(), self._sandbox_id: self})
+        self._token = active.set({**active.get(), self._sandbox_id: self})
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
         if self._token is not None:
-            _active.reset(self._token)
+            active.reset(self._token)
             self._token = None
 
     async def __aenter__(self) -> Self:
@@ -75,7 +75,8 @@ class Trajectory:
         self.replayed += 1
 
 
-_active: ContextVar[Mapping[str, Trajectory]] = ContextVar(
+# Trajectories that are open, by sandbox.
+active: ContextVar[Mapping[str, Trajectory]] = ContextVar(
     "libdsec_trajectories",
     default=MappingProxyType({}),
 )
@@ -83,7 +84,7 @@ _active: ContextVar[Mapping[str, Trajectory]] = ContextVar(
 
 def next_action(sandbox_id: str) -> Action | None:
     """Return the next action of the trajectory that is open for a sandbox; None where none is."""
-    trajectory = _active.get().get(sandbox_id)
+    trajectory = active.get().get(sandbox_id)
     return None if trajectory is None else trajectory._next()
 
 
