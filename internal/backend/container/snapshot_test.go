@@ -2,7 +2,6 @@ package container
 
 import (
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"testing"
@@ -16,11 +15,7 @@ import (
 // Whatever bounds the disk, a snapshot has what overlayfs keeps of a sandbox's changes,
 // owned by the sandbox's IDs, and processes stand still only as long as is said.
 func TestSnapshotOfEachDriver(t *testing.T) {
-	drivers := []string{"btrfs", "ext4"}
-	if has := os.Getenv("DSEC_TEST_DISK"); has != "" { // the guest says what it has
-		drivers = []string{has}
-	}
-	for _, driver := range drivers {
+	for _, driver := range diskDrivers() {
 		t.Run(driver, func(t *testing.T) {
 			h := newHost(t, func(c *Config) { c.Disk.Driver = driver })
 			if h.b.disk.CanSnapshot() != (driver == "btrfs") {

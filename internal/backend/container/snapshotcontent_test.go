@@ -2,6 +2,7 @@ package container
 
 import (
 	"bufio"
+	"crypto/md5"
 	"errors"
 	"fmt"
 	"io"
@@ -138,6 +139,28 @@ func TestSnapshotHasWhatOverlayfsSays(t *testing.T) {
 			check(t, dir.Close())
 		}
 		check(t, snap.Close())
+	})
+}
+
+// One that has filled its disk, and so may write no more, can be packed.
+func TestSnapshotOfAFullDisk(t *testing.T) {
+	eachDriver(t, func(t *testing.T, s *sandbox) {
+		o := s.sh("cd /root; head -c 100000000 /dev/urandom > file 2>/dev/null && exit 1; wc -c < file; md5sum < file")
+		var size int64
+		var sum string
+		if _, err := fmt.Sscan(o.out, &size, &sum); err != nil || size < 50e6 || !o.OK() {
+			t.Fatalf("%q, %v, %+v", o.out, err, o.Outcome)
+		}
+		snap := s.snapshot()
+		f, h := below(t, snap, "root/file"), md5.New()
+		n, err := io.Copy(h, f)
+		check(t, errors.Join(err, f.Close(), snap.Close()))
+		if got := fmt.Sprintf("%x", h.Sum(nil)); n != size || got != sum {
+			t.Errorf("%d bytes of sum %s, want %d of %s", n, got, size, sum)
+		}
+		if o := s.sh("cd /root; rm file; echo alive"); o.out != "alive\n" {
+			t.Errorf("have %q", o.out)
+		}
 	})
 }
 
