@@ -18,7 +18,8 @@ func (b *bench) packs(ctx context.Context) ([]measure.Row, error) {
 	defer func() { _ = sb.Kill(context.WithoutCancel(ctx)) }()
 	frozen := new(measure.Samples)
 	s, err := b.samples(ctx, b.rounds, func(ctx context.Context) error {
-		_, err := output(ctx, sb, "mkdir -p /data; for i in 1 2 3 4 5 6 7 8 9 10; do head -c 10000000 /dev/urandom > /data/$i; done")
+		// New files: what was truncated btrfs writes out when it is closed.
+		_, err := output(ctx, sb, "rm -rf /data; mkdir /data; for i in 1 2 3 4 5 6 7 8 9 10; do head -c 10000000 /dev/urandom > /data/$i; done")
 		return err
 	}, func(ctx context.Context) error {
 		l, report, err := sb.Pack(ctx, "packed", nil)

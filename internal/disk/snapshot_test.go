@@ -131,3 +131,38 @@ func TestSnapshotOfAnEdgeThatDied(t *testing.T) {
 		t.Error("it has more than its limit")
 	}
 }
+
+// TestSnapshotWithoutRoom: on a disk that is full to its last byte a copy, which takes none,
+// is there or is not, as it says; what was written stays.
+func TestSnapshotWithoutRoom(t *testing.T) {
+	n := openNode(t, Options{Driver: "btrfs", ImageBytes: minImage, MaxImageBytes: minImage, Share: noShare})
+	v, upper := n.volume(1 << 30)
+	f, err := os.Create(filepath.Join(upper, "f"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for size := 1 << 20; size >= 1; {
+		_, err := f.Write(bytes.Repeat([]byte("a"), size))
+		if err == nil {
+			err = f.Sync()
+		}
+		if err != nil {
+			size /= 16
+		}
+	}
+	for range 3 {
+		snap, err := v.Snapshot(quiet)
+		if err == nil {
+			err = snap.Close()
+		} else if dsec.CodeOf(err) == dsec.CodeExhausted {
+			err = nil
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	if names, err := n.driver.list(); err != nil || len(names) != 1 {
+		t.Errorf("volumes %v, %v", names, err)
+	}
+}
