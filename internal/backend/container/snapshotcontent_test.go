@@ -166,7 +166,7 @@ func TestSnapshotOfAFullDisk(t *testing.T) {
 
 // One that ends while its disk is read ends at once, though it stands still for that, and
 // what was read is freed.
-func TestDestroyWhileASnapshotIsRead(t *testing.T) {
+func TestSnapshotDestroyedMeanwhile(t *testing.T) {
 	eachDriver(t, func(t *testing.T, s *sandbox) {
 		s.sh("echo text > /root/file")
 		snap := s.snapshot()
@@ -184,7 +184,7 @@ func TestDestroyWhileASnapshotIsRead(t *testing.T) {
 
 // Who resumes or pauses a sandbox that stands still to be read waits until it is; then
 // it is as they said.
-func TestPauseWhileASnapshotIsRead(t *testing.T) {
+func TestSnapshotPausedMeanwhile(t *testing.T) {
 	eachDriver(t, func(t *testing.T, s *sandbox) {
 		for what, call := range map[string]struct {
 			do     func() error
