@@ -265,3 +265,31 @@ func TestReplayOfADamagedLog(t *testing.T) {
 		})
 	}
 }
+
+// TestContentOfTheLog: what was given and written can be read, however much it is.
+func TestContentOfTheLog(t *testing.T) {
+	sb := create(t, up(t).client(t), client.SandboxOptions{Backend: dsec.KindFake})
+	big := strings.Repeat("0123456789abcdef", 20_000)
+	check(t, sb.WriteFile(t.Context(), "/tmp/big", []byte(big), 0))
+	_, _, err := sb.Shell("cat /tmp/big").Output(t.Context())
+	check(t, err)
+	seen := 0
+	for e, err := range sb.Trajectory(t.Context(), client.TrajectoryOptions{}) {
+		check(t, err)
+		if e.Phase != dsecv1.TrajectoryPhase_TRAJECTORY_PHASE_ENDED {
+			continue
+		}
+		var got strings.Builder
+		if e.Kind == dsecv1.TrajectoryKind_TRAJECTORY_KIND_FILE_WRITE {
+			check(t, sb.TrajectoryInput(t.Context(), e.Seq, &got))
+		} else {
+			check(t, sb.TrajectoryOutput(t.Context(), e.Seq, &got))
+		}
+		if seen++; got.String() != big {
+			t.Errorf("entry %d has %d bytes, want %d", e.Seq, got.Len(), len(big))
+		}
+	}
+	if seen != 2 {
+		t.Errorf("%d actions ended, want 2", seen)
+	}
+}

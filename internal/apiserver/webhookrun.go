@@ -204,11 +204,18 @@ func (d *delivery) deliver(ctx context.Context, e *dsecv1.Event) error {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		st := d.change(func(st *hookState) { st.note(err, gone, time.Now().UTC(), d.s.hooks.giveUp) })
-		if err == nil {
+		failed := false
+		st := d.change(func(st *hookState) {
+			failed = !st.FailingSince.IsZero()
+			st.note(err, gone, time.Now().UTC(), d.s.hooks.giveUp)
+		})
+		if err == nil && !failed {
 			return nil
 		}
 		d.save(ctx)
+		if err == nil {
+			return nil
+		}
 		over := time.Since(st.FailingSince) > d.s.hooks.giveUp
 		if gone {
 			return nil
