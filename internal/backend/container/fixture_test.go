@@ -208,12 +208,7 @@ func newHost(t testing.TB, change func(*Config)) *host {
 	if change != nil {
 		change(&h.config)
 	}
-	b, err := New(h.config)
-	if err != nil && h.config.Disk.Driver != "" && dsec.CodeOf(err) == dsec.CodeUnsupported {
-		t.Skip(cause(err)) // the kernel lacks what that needs
-	}
-	check(t, err)
-	h.b = b
+	h.open()
 	t.Cleanup(func() { h.removeAll(t) })
 	// The guest says what its disk must have given.
 	if want := os.Getenv("DSEC_TEST_DISK"); want != "" && h.b.disk.Driver() != want {

@@ -15,7 +15,7 @@ import (
 // Whatever bounds the disk, a snapshot has what overlayfs keeps of a sandbox's changes,
 // owned by the sandbox's IDs, and processes stand still only as long as is said.
 func TestSnapshotOfEachDriver(t *testing.T) {
-	for _, driver := range diskDrivers() {
+	for _, driver := range diskDrivers(t) {
 		t.Run(driver, func(t *testing.T) {
 			h := newHost(t, func(c *Config) { c.Disk.Driver = driver })
 			if h.b.disk.CanSnapshot() != (driver == "btrfs") {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/backend"
+	"github.com/opendsec/dsec/internal/disk"
 	"github.com/opendsec/dsec/internal/testutil"
 )
 
@@ -43,16 +44,23 @@ func mapped(args []string) {
 
 const mappedBytes = 1 << 20
 
-// diskDrivers are those that a snapshot is tried of: with copies and without.
-func diskDrivers() []string {
+// diskDrivers are those that a snapshot is tried of, of those that work here: with copies
+// and without.
+func diskDrivers(t *testing.T) (names []string) {
+	testutil.Require(t, testutil.Root)
 	if has := os.Getenv("DSEC_TEST_DISK"); has != "" { // the guest says what it has
 		return []string{has}
 	}
-	return []string{"btrfs", "ext4"}
+	for _, d := range disk.Probe(t.TempDir()) {
+		if d.Name != "project" && d.Err == nil { // it depends on the directory
+			names = append(names, d.Name)
+		}
+	}
+	return names
 }
 
 func eachDriver(t *testing.T, test func(t *testing.T, s *sandbox)) {
-	for _, driver := range diskDrivers() {
+	for _, driver := range diskDrivers(t) {
 		t.Run(driver, func(t *testing.T) {
 			test(t, newHost(t, func(c *Config) { c.Disk.Driver = driver }).create())
 		})
