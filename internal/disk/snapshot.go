@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/opendsec/dsec"
 )
 
 // snapshotter is a driver that copies a volume at once, and without its bytes.
@@ -47,15 +49,22 @@ func (v *Volume) Snapshot(freeze func() (thaw func() error, err error)) (*Snapsh
 	snap := &Snapshot{from: d}
 	err := v.owned(func() (err error) { snap.end, err = d.spare(v.name); return err })
 	if err != nil {
-		return nil, noRoom(err)
+		return nil, err
 	}
 	if err = v.copyTwice(snap, freeze); err == nil {
 		err = snap.open(v.store.driver)
 	}
 	if err != nil {
-		return nil, errors.Join(noRoom(err), snap.Close())
+		return nil, errors.Join(noRoomForCopy(err), snap.Close())
 	}
 	return snap, nil
+}
+
+func noRoomForCopy(err error) error {
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		return &dsec.Error{Code: dsec.CodeExhausted, Message: "the node's disk has no room for a copy of what the sandbox has written", Err: err}
+	}
+	return err
 }
 
 func (v *Volume) copyTwice(snap *Snapshot, freeze func() (func() error, error)) error {
