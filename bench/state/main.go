@@ -65,6 +65,9 @@ func run(ctx context.Context, b *bench, binary string) (err error) {
 		return fmt.Errorf("swap: %w", err)
 	}
 	defer swapoff()
+	if err := os.Mkdir(filepath.Join(work, "up"), 0o700); err != nil {
+		return err
+	}
 	b.Server, err = measure.StartServer(ctx, binary, filepath.Join(work, "up"), "DSEC_EDGE_BACKENDS=container", "DSEC_CONTAINER_DISK_IMAGE_BYTES=4294967296")
 	if err != nil {
 		return err

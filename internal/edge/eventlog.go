@@ -49,16 +49,25 @@ func openEventLog(dir string, segment int64, node dsec.EdgeID, most uint64, log 
 		log.Error("the log of events is damaged: watchers are told", "places", found.Damaged+found.Unclaimed)
 	}
 	l := &eventLog{log: log, events: events, node: node, most: most}
-	if all := l.stretches(); len(all) > 0 {
-		l.now = all[len(all)-1]
-		err = l.turn()
-	} else {
-		err = l.begin(stretchName(dsec.NewSandboxID(node), 0))
-	}
-	if err != nil {
+	if err := l.goOn(); err != nil {
 		return nil, errors.Join(err, events.Close())
 	}
 	return l, nil
+}
+
+// goOn begins a stretch where an earlier edge has left off.
+func (l *eventLog) goOn() error {
+	all := l.stretches()
+	if len(all) == 0 {
+		l.now = stretchName(dsec.NewSandboxID(l.node), 0)
+		return l.events.Add(l.now, stretchProject)
+	}
+	l.now = all[len(all)-1]
+	if last, err := l.events.Last(l.now); err != nil || last > 0 || len(all) == 1 {
+		return errors.Join(err, l.turn())
+	}
+	// It may have died before it ended the one before.
+	return l.over(all[len(all)-2])
 }
 
 // stretchDigits are those of a stretch's number: what is before it in the name is the log's own, so that
@@ -89,13 +98,12 @@ func (l *eventLog) stretches() []dsec.SandboxID {
 	return all
 }
 
-// begin begins a stretch. The caller holds mu, or is alone.
-func (l *eventLog) begin(name dsec.SandboxID) error {
-	if err := l.events.Add(name, "events"); err != nil {
-		return err
-	}
-	l.now = name
-	return nil
+const stretchProject = "events"
+
+// over ends a stretch: an entry without an event is its end.
+func (l *eventLog) over(name dsec.SandboxID) error {
+	_, err := l.events.Append(name, &dsecv1.TrajectoryEntry{Kind: dsecv1.TrajectoryKind_TRAJECTORY_KIND_STATE})
+	return err
 }
 
 // add adds an event. Of those that could not be written watchers are told with the next one
@@ -132,18 +140,20 @@ func (l *eventLog) append(project string, e *dsecv1.Event) error {
 	return l.turn()
 }
 
-// turn ends the stretch, if there is something in it, and begins the next. An entry
-// without an event is its end. The caller holds mu, or is alone.
+// turn ends the stretch, if there is something in it, and begins the next, which is there
+// before who follows comes to that end. The caller holds mu, or is alone.
 func (l *eventLog) turn() error {
 	if last, err := l.events.Last(l.now); err != nil || last == 0 {
 		return err
 	}
-	if _, err := l.events.Append(l.now, &dsecv1.TrajectoryEntry{Kind: dsecv1.TrajectoryKind_TRAJECTORY_KIND_STATE}); err != nil {
+	next := stretchName(l.now, stretchNumber(l.now)+1)
+	if err := l.events.Add(next, stretchProject); err != nil {
 		return err
 	}
-	if err := l.begin(stretchName(l.now, stretchNumber(l.now)+1)); err != nil {
+	if err := l.over(l.now); err != nil {
 		return err
 	}
+	l.now = next
 	return l.forgetOld()
 }
 

@@ -141,7 +141,7 @@ func TestPackThatFails(t *testing.T) {
 	n.kill(id)
 	_, err = n.pack(&dsecv1.PackSandboxRequest{SandboxId: id})
 	wantError(t, err, dsec.CodeConflict, "")
-	_, err = n.pack(&dsecv1.PackSandboxRequest{SandboxId: id[:len(id)-1] + "a"})
+	_, err = n.pack(&dsecv1.PackSandboxRequest{SandboxId: string(dsec.NewSandboxID(n.edge.ID()))})
 	wantError(t, err, dsec.CodeNotFound, "sandbox_id")
 }
 

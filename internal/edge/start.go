@@ -170,7 +170,7 @@ func (s *sandbox) known(seq, process uint64, pid int) {
 // startAgain answers a Start whose action ID is known: from the process while that
 // runs, else from the log.
 func (c *call) startAgain(out *sender, earlier *trajectory.Earlier, detach bool) error {
-	out.event.Replayed = true
+	out.again()
 	if earlier.Ended == nil {
 		c.s.mu.Lock()
 		f := c.s.follows[earlier.Action.Seq]

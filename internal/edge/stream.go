@@ -222,6 +222,13 @@ func (s *sender) alive() {
 	s.timer.Reset(keepalive)
 }
 
+// again marks what is sent from now on as an answer from the log.
+func (s *sender) again() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.event.Replayed = true
+}
+
 // flush sends what was put.
 func (s *sender) flush() {
 	s.mu.Lock()
