@@ -189,6 +189,7 @@ type helper struct {
 	report *os.File
 	stderr tail
 	done   chan error // of cmd.Wait
+	memory int64      // that it may have, in bytes
 }
 
 func (s *Store) startHelper(images []*os.File, scratch *os.File, opt convert.Options) (*helper, error) {
@@ -202,7 +203,7 @@ func (s *Store) startHelper(images []*os.File, scratch *os.File, opt convert.Opt
 	}
 	defer pw.Close()
 	cmd := exec.Command(s.opt.HelperCommand[0], append(s.opt.HelperCommand[1:len(s.opt.HelperCommand):len(s.opt.HelperCommand)], string(args))...)
-	h := &helper{cmd: cmd, report: pr, done: make(chan error, 1)}
+	h := &helper{cmd: cmd, report: pr, done: make(chan error, 1), memory: opt.Limits.WithDefaults().MemoryBytes}
 	cmd.Dir = "/"
 	// One for the tar, one for the decompressor.
 	cmd.Env = []string{"GOMAXPROCS=2"}
@@ -301,10 +302,17 @@ func (h *helper) died(err error) error {
 	if ws, ok := state.Sys().(syscall.WaitStatus); ok && ws.Signaled() && ws.Signal() == syscall.SIGXCPU {
 		return dsec.Invalid("data", "the archive takes more processor time than allowed")
 	}
-	if strings.Contains(said, "out of memory") || strings.Contains(said, "cannot allocate memory") {
+	if strings.Contains(said, "out of memory") || strings.Contains(said, "cannot allocate memory") || h.crashedFull(said) {
 		return dsec.Invalid("data", "the archive takes more memory than allowed")
 	}
 	return fmt.Errorf("import helper: %w: %s", err, bytes.TrimSpace([]byte(said)))
+}
+
+// crashedFull reports whether the runtime crashed with much of the memory in use that it
+// may have: its collector does not look whether it gets what it asks for.
+func (h *helper) crashedFull(said string) bool {
+	usage, ok := h.cmd.ProcessState.SysUsage().(*syscall.Rusage)
+	return ok && usage.Maxrss<<10 > h.memory/2 && strings.Contains(said, "SIGSEGV") && strings.Contains(said, "runtime.gc")
 }
 
 // tail keeps the first few KiB of what a helper says.
