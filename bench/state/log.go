@@ -68,7 +68,10 @@ func (b *bench) overhead(ctx context.Context) ([]measure.Row, error) {
 	i := 0
 	execs, logs := new(measure.Samples), new(measure.Samples)
 	for range b.rounds { // in turns: the machine is not always as fast
-		e, err := b.samples(ctx, 100, nothing, func(ctx context.Context) error { _, _, err := sb.Command("echo", "1").Output(ctx); return err })
+		e, err := b.samples(ctx, 100, nothing, func(ctx context.Context) error {
+			_, _, err := sb.Command("/bin/busybox", "echo", "1").Output(ctx)
+			return err
+		})
 		if err != nil {
 			return nil, err
 		}

@@ -92,7 +92,7 @@ func run(ctx context.Context, b *bench, binary string) (err error) {
 		{"R2_job_pause_s R2_job_resume_s", b.jobs},
 		{"R3_pack_s R3_frozen_ms", b.packs},
 		{"R3_fork_ms", b.forks},
-		{"T1_exec_ms T2_fastforward_per_s", b.forward},
+		{"T1_exec_ms T2_fastforward_per_s T2_one_per_s", b.forward},
 		{"T1_log_overhead_pct", b.overhead},
 		{"T3_reopen_ms", b.reopen},
 	} {
