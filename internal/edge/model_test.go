@@ -22,7 +22,7 @@ func TestStateModel(t *testing.T) {
 	steps := 1500
 	for _, seed := range append(modelSeeds, rand.Uint64()) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			m := &stateModel{node: newNode(t, nil), r: rand.New(rand.NewPCG(seed, 0))}
+			m := &stateModel{node: newNode(t, withLayers(newLayers())), r: rand.New(rand.NewPCG(seed, 0))}
 			for range steps {
 				m.step()
 				if t.Failed() {
@@ -92,6 +92,11 @@ func (m *stateModel) step() {
 		s.ended = true
 	case op < 90:
 		m.looks(s)
+	case op < 93: // it stays as it is; what is made of it is another, and has no actions
+		packed := m.mustPack(&dsecv1.PackSandboxRequest{SandboxId: s.id})
+		if m.sandboxes[0].ended || len(m.sandboxes) < 4 {
+			m.sandboxes = append(m.sandboxes, &modelSandbox{id: m.create(packed.Create)})
+		}
 	default:
 		line := fmt.Sprintf("line %d\n", m.r.IntN(1000))
 		m.shell(s.id, "echo "+strings.TrimSpace(line)+" >> /tmp/f")
