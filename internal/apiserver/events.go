@@ -16,19 +16,11 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/event"
 	"github.com/opendsec/dsec/internal/store"
 	"github.com/opendsec/dsec/internal/watcher"
 	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
 	"github.com/opendsec/dsec/proto/dsec/v1/dsecv1connect"
-)
-
-// Kinds of events.
-const (
-	eventSandbox     = "sandbox"
-	eventJob         = "job"
-	eventGap         = "gap"
-	eventUnreachable = "unreachable"
-	eventReachable   = "reachable"
 )
 
 const (
@@ -94,8 +86,8 @@ func parseCursor(text string) (*dsecv1.EventCursor, error) {
 
 func checkFilter(path string, f *dsecv1.EventFilter) error {
 	for i, k := range f.GetKinds() {
-		if k != eventSandbox && k != eventJob {
-			return dsec.Invalid(fmt.Sprintf("%skinds[%d]", path, i), "want %s or %s", eventSandbox, eventJob)
+		if k != event.Sandbox && k != event.Job {
+			return dsec.Invalid(fmt.Sprintf("%skinds[%d]", path, i), "want %s or %s", event.Sandbox, event.Job)
 		}
 	}
 	for i, id := range f.GetSandboxIds() {
@@ -155,7 +147,7 @@ func (s *Server) watchEvents(ctx context.Context, cursor *dsecv1.EventCursor, st
 	defer cancel(nil)
 	first := new(sync.WaitGroup)
 	known := w.beginNodes(ctx, &work, first, map[string]bool{})
-	if w.wants(eventJob) {
+	if w.wants(event.Job) {
 		from := w.cursor.Jobs
 		work.Go(func() { w.jobs(ctx, from) })
 	}
@@ -207,7 +199,7 @@ func (w *watch) wants(kind string) bool {
 // beginNodes begins to follow the nodes that are not known yet. first, where it is not nil, waits
 // until each has answered, or cannot be reached.
 func (w *watch) beginNodes(ctx context.Context, work, first *sync.WaitGroup, known map[string]bool) map[string]bool {
-	if !w.wants(eventSandbox) {
+	if !w.wants(event.Sandbox) {
 		return known
 	}
 	for _, edge := range w.s.edges.Edges() {
@@ -236,7 +228,7 @@ func (w *watch) node(ctx context.Context, edge *watcher.Edge, at *dsecv1.NodePos
 		err := relay(ctx, edgeClient(edge), dsecv1connect.EdgeServiceClient.WatchNode, &dsecv1.WatchNodeRequest{From: at, FromStart: start, Filter: w.filter}, func(m *dsecv1.WatchNodeResponse) error {
 			if !reachable {
 				reachable = true
-				if err := w.tell(ctx, nodeEvent(eventReachable, id, ""), nil); err != nil {
+				if err := w.tell(ctx, nodeEvent(event.Reachable, id, ""), nil); err != nil {
 					return err
 				}
 			}
@@ -253,7 +245,7 @@ func (w *watch) node(ctx context.Context, edge *watcher.Edge, at *dsecv1.NodePos
 		}
 		if reachable {
 			reachable = false
-			if w.tell(ctx, nodeEvent(eventUnreachable, id, reasonOf(err)), nil) != nil {
+			if w.tell(ctx, nodeEvent(event.Unreachable, id, reasonOf(err)), nil) != nil {
 				return
 			}
 		}
@@ -301,7 +293,7 @@ func (w *watch) jobs(ctx context.Context, from int64) {
 		if from > 0 {
 			err = store.Watch(ctx, w.s.jobs.store, jobPrefix+project+"/", from, func(changes []store.Change[job], next int64) error {
 				for _, c := range changes {
-					if e := jobEvent(c); e != nil && w.picks(e) {
+					if e := jobEvent(c); e != nil && event.Picks(w.filter, e) {
 						if err := w.tell(ctx, e, func(at *dsecv1.EventCursor) { at.Jobs = next }); err != nil {
 							return err
 						}
@@ -313,7 +305,7 @@ func (w *watch) jobs(ctx context.Context, from int64) {
 		}
 		if errors.Is(err, store.ErrCompacted) {
 			from = 0
-			err = w.tell(ctx, nodeEvent(eventGap, "", "changes of jobs are kept no more: here is how they are"), nil)
+			err = w.tell(ctx, nodeEvent(event.Gap, "", "changes of jobs are kept no more: here is how they are"), nil)
 		}
 		if err != nil && ctx.Err() == nil {
 			w.s.log.Warn("watching jobs is begun again", "err", err)
@@ -341,7 +333,7 @@ func (w *watch) jobsNow(ctx context.Context, project string) (next int64, err er
 		j := all[name]
 		e := jobEvent(store.Change[job]{Key: name, New: &j})
 		e.Repeated = true
-		if w.picks(e) {
+		if event.Picks(w.filter, e) {
 			if err := w.tell(ctx, e, nil); err != nil {
 				return 0, err
 			}
@@ -355,19 +347,5 @@ func jobEvent(c store.Change[job]) *dsecv1.Event {
 	if c.New == nil || c.Old != nil && c.Old.State == c.New.State {
 		return nil
 	}
-	return &dsecv1.Event{Kind: eventJob, Id: fmt.Sprintf("jobs-%d-%s", c.Revision, c.Key), Job: c.Key, Labels: c.New.Labels, State: c.New.State, Time: timestamppb.New(c.New.Changed)}
-}
-
-// picks reports whether the filter picks an event of a job.
-func (w *watch) picks(e *dsecv1.Event) bool {
-	f := w.filter
-	if len(f.GetSandboxIds()) > 0 || f.GetJob() != "" && f.Job != e.Job || len(f.GetStates()) > 0 && !slices.Contains(f.States, e.State) {
-		return false
-	}
-	for k, v := range f.GetLabels() {
-		if have, ok := e.Labels[k]; !ok || have != v {
-			return false
-		}
-	}
-	return true
+	return &dsecv1.Event{Kind: event.Job, Id: fmt.Sprintf("jobs-%d-%s", c.Revision, c.Key), Job: c.Key, Labels: c.New.Labels, State: c.New.State, Time: timestamppb.New(c.New.Changed)}
 }

@@ -22,6 +22,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/event"
 	"github.com/opendsec/dsec/internal/iam"
 	"github.com/opendsec/dsec/internal/publicip"
 	"github.com/opendsec/dsec/internal/store"
@@ -135,7 +136,7 @@ func (d *delivery) run(ctx context.Context) error {
 	defer d.save(context.WithoutCancel(ctx))
 	return d.s.watchEvents(ctx, cursor, false, filter, func(e *dsecv1.Event, at *dsecv1.EventCursor) error {
 		// That a node cannot be reached now is not the receiver's business.
-		if e != nil && e.Kind != eventUnreachable && e.Kind != eventReachable {
+		if e != nil && e.Kind != event.Unreachable && e.Kind != event.Reachable {
 			if err := d.deliver(ctx, e); err != nil {
 				return err
 			}
@@ -254,7 +255,7 @@ func (st *hookState) note(err error, gone bool, now time.Time, giveUp time.Durat
 // hookBody is what is posted of an event.
 func hookBody(e *dsecv1.Event) ([]byte, error) {
 	kind := "node." + e.Kind
-	if e.Kind == eventSandbox || e.Kind == eventJob {
+	if e.Kind == event.Sandbox || e.Kind == event.Job {
 		kind = e.Kind + "." + e.State
 	}
 	data, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(e)

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/event"
 	"github.com/opendsec/dsec/internal/trajectory"
 	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
 )
@@ -112,7 +113,7 @@ func (l *eventLog) add(project string, e *dsecv1.Event) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.lost > 0 {
-		gap := &dsecv1.Event{Kind: eventGap, Reason: fmt.Sprintf("%d events could not be written: the disk was full", l.lost)}
+		gap := &dsecv1.Event{Kind: event.Gap, Reason: fmt.Sprintf("%d events could not be written: the disk was full", l.lost)}
 		if l.append("", gap) != nil {
 			l.lost++
 			return
@@ -219,7 +220,7 @@ func (l *eventLog) follow(ctx context.Context, from *dsecv1.NodePosition, f func
 
 func (l *eventLog) gap(why string) *dsecv1.Event {
 	now := time.Now()
-	return &dsecv1.Event{Kind: eventGap, Id: fmt.Sprintf("gap-%s-%d", l.node, now.UnixNano()), Time: timestamppb.New(now), Node: string(l.node), Reason: why}
+	return &dsecv1.Event{Kind: event.Gap, Id: fmt.Sprintf("gap-%s-%d", l.node, now.UnixNano()), Time: timestamppb.New(now), Node: string(l.node), Reason: why}
 }
 
 // tell passes on one entry of a stretch.

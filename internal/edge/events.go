@@ -13,13 +13,8 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/event"
 	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
-)
-
-// Kinds of events that an edge tells.
-const (
-	eventSandbox = "sandbox"
-	eventGap     = "gap"
 )
 
 // eventSegment is the size of a file of events.
@@ -56,7 +51,7 @@ func (e *Edge) announce(s *sandbox) {
 // tellWatchers adds an event of how s stands. The caller holds s.mu.
 func (e *Edge) tellWatchers(s *sandbox, repeated bool) {
 	e.events.add(s.project, &dsecv1.Event{
-		Kind: eventSandbox, SandboxId: string(s.id), Job: s.spec.Job, Labels: s.spec.Labels, State: string(s.state), Reason: s.reason,
+		Kind: event.Sandbox, SandboxId: string(s.id), Job: s.spec.Job, Labels: s.spec.Labels, State: string(s.state), Reason: s.reason,
 		Conditions: s.conditions, Repeated: repeated, MovedTo: string(s.movedTo),
 	})
 }
@@ -83,7 +78,7 @@ func (e *Edge) catchUp() {
 	end, err := e.events.end()
 	if err == nil && (end.Seq > 1 || len(e.events.stretches()) > 1) {
 		err = e.events.follow(ctx, nil, func(_ string, ev *dsecv1.Event, next *dsecv1.NodePosition) error {
-			if ev.Kind == eventSandbox {
+			if ev.Kind == event.Sandbox {
 				s := sandbox{state: dsec.State(ev.State), conditions: ev.Conditions}
 				told[dsec.SandboxID(ev.SandboxId)] = s.standing()
 			}
@@ -110,23 +105,6 @@ func (e *Edge) catchUp() {
 	}
 }
 
-// matches reports whether a filter picks an event.
-func matches(f *dsecv1.EventFilter, ev *dsecv1.Event) bool {
-	if ev.Kind == eventGap {
-		return true
-	}
-	if len(f.GetKinds()) > 0 && !slices.Contains(f.Kinds, ev.Kind) || f.GetJob() != "" && f.Job != ev.Job ||
-		len(f.GetSandboxIds()) > 0 && !slices.Contains(f.SandboxIds, ev.SandboxId) || len(f.GetStates()) > 0 && !slices.Contains(f.States, ev.State) {
-		return false
-	}
-	for k, v := range f.GetLabels() {
-		if have, ok := ev.Labels[k]; !ok || have != v {
-			return false
-		}
-	}
-	return true
-}
-
 // WatchNode streams the events of a project's sandboxes.
 func (v service) WatchNode(ctx context.Context, req *connect.Request[dsecv1.WatchNodeRequest], stream *connect.ServerStream[dsecv1.WatchNodeResponse]) error {
 	if !v.e.ready.Load() {
@@ -147,7 +125,7 @@ func (v service) WatchNode(ctx context.Context, req *connect.Request[dsecv1.Watc
 	out := newWatched(stream, from)
 	defer out.close()
 	err := v.e.events.follow(ctx, from, func(of string, ev *dsecv1.Event, next *dsecv1.NodePosition) error {
-		if of != project && of != "" || !matches(m.Filter, ev) {
+		if of != project && of != "" || !event.Picks(m.Filter, ev) {
 			out.pass(next)
 			return nil
 		}
