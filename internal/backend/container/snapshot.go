@@ -13,13 +13,8 @@ var _ backend.Snapshotter = (*instance)(nil)
 
 // standstill is the time for which an instance stands still so that its disk can be read.
 type standstill struct {
-	i   *instance
-	sh  *shell
-	ctx context.Context // of going on, which is not cancelled
-
-	begun time.Time
-	end   func() error // once
-	took  time.Duration
+	end  func() error // once
+	took time.Duration
 }
 
 // standStill freezes an instance, if it is not paused, and keeps it as it is until end.
@@ -28,7 +23,7 @@ func (i *instance) standStill(ctx context.Context, sh *shell) (*standstill, erro
 	if err != nil {
 		return nil, err
 	}
-	s := &standstill{i: i, sh: sh, ctx: context.WithoutCancel(ctx), begun: time.Now()}
+	s, begun := new(standstill), time.Now()
 	paused, err := sh.group.Frozen()
 	if err == nil && !paused {
 		err = i.freeze(ctx, sh, false)
@@ -41,9 +36,9 @@ func (i *instance) standStill(ctx context.Context, sh *shell) (*standstill, erro
 		defer give()
 		var err error
 		if !paused {
-			err = i.goOn(s.ctx, sh)
+			err = i.goOn(context.WithoutCancel(ctx), sh)
 		}
-		s.took = time.Since(s.begun)
+		s.took = time.Since(begun)
 		return err
 	})
 	return s, nil
