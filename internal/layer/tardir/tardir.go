@@ -204,7 +204,7 @@ const ofMachine = "security.selinux"
 
 // xattrs gives the attributes of a file as PAX records.
 func (t *writer) xattrs(path, rel string) (map[string]string, error) {
-	names, err := getxattr(func(b []byte) (int, error) { return unix.Llistxattr(path, b) })
+	names, err := Sized(func(b []byte) (int, error) { return unix.Llistxattr(path, b) })
 	if errors.Is(err, unix.ENOTSUP) {
 		return nil, nil
 	}
@@ -220,7 +220,7 @@ func (t *writer) xattrs(path, rel string) (map[string]string, error) {
 			t.left.attributes.count(rel)
 			continue
 		}
-		value, err := getxattr(func(b []byte) (int, error) { return unix.Lgetxattr(path, name, b) })
+		value, err := Sized(func(b []byte) (int, error) { return unix.Lgetxattr(path, name, b) })
 		if errors.Is(err, unix.ENODATA) {
 			continue
 		}
@@ -238,8 +238,8 @@ func (t *writer) xattrs(path, rel string) (map[string]string, error) {
 	return records, nil
 }
 
-// getxattr calls a sized system call with a buffer that is large enough.
-func getxattr(call func([]byte) (int, error)) ([]byte, error) {
+// Sized calls a system call that lists or reads attributes, with a buffer that is large enough.
+func Sized(call func([]byte) (int, error)) ([]byte, error) {
 	buf := make([]byte, 1024)
 	for {
 		n, err := call(buf)

@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/opendsec/dsec/internal/layer/tardir"
 )
 
 const (
@@ -31,7 +33,7 @@ var elsewhere = []string{"redirect", "metacopy", "whiteout"}
 // attributes takes those of an open file into its header. Whoever reads the stream decides which
 // it takes, and tells of the others.
 func (w *writer) attributes(f *os.File, parts []string, hdr *tar.Header) (opaque bool, err error) {
-	names, err := sized(func(b []byte) (int, error) { return unix.Flistxattr(int(f.Fd()), b) })
+	names, err := tardir.Sized(func(b []byte) (int, error) { return unix.Flistxattr(int(f.Fd()), b) })
 	if errors.Is(err, unix.ENOTSUP) || len(names) == 0 && err == nil {
 		return false, nil
 	}
@@ -43,7 +45,7 @@ func (w *writer) attributes(f *os.File, parts []string, hdr *tar.Header) (opaque
 		if name == ofMachine || strings.HasPrefix(name, sandboxMarks) {
 			continue
 		}
-		value, err := sized(func(b []byte) (int, error) { return unix.Fgetxattr(int(f.Fd()), name, b) })
+		value, err := tardir.Sized(func(b []byte) (int, error) { return unix.Fgetxattr(int(f.Fd()), name, b) })
 		if err != nil {
 			return false, &fs.PathError{Op: "getxattr", Path: quote(parts), Err: err}
 		}
@@ -67,18 +69,4 @@ func (w *writer) attributes(f *os.File, parts []string, hdr *tar.Header) (opaque
 	}
 	hdr.PAXRecords = records
 	return opaque, nil
-}
-
-// sized calls a system call with a buffer that is large enough.
-func sized(call func([]byte) (int, error)) ([]byte, error) {
-	for size := 512; ; size *= 4 {
-		b := make([]byte, size)
-		n, err := call(b)
-		if err == nil {
-			return b[:n], nil
-		}
-		if !errors.Is(err, unix.ERANGE) || size > 1<<20 {
-			return nil, err
-		}
-	}
 }
