@@ -69,7 +69,7 @@ func build(ctx context.Context, b *bench) (rows []measure.Row, err error) {
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, n.stop()) }()
+	defer func() { err = n.stop(err) }()
 	root := filepath.Join(b.work, "local")
 	if _, err := untar(ctx, t.path, root); err != nil {
 		return nil, err

@@ -33,7 +33,7 @@ func burst(ctx context.Context, b *bench) (rows []measure.Row, err error) {
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, n.stop()) }()
+	defer func() { err = n.stop(err) }()
 	if err := n.loadVariants(ctx, t, 0, b.images+1); err != nil {
 		return nil, err
 	}

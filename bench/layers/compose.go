@@ -4,7 +4,6 @@ import (
 	"archive/tar"
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -22,7 +21,7 @@ func compose(ctx context.Context, b *bench) (rows []measure.Row, err error) {
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, n.stop()) }()
+	defer func() { err = n.stop(err) }()
 	all := []string{smallLayer, "work:1"}
 	if err := n.loadFiles(ctx, "work:1", dsec.LayerWorkspace, "work"); err != nil {
 		return nil, err

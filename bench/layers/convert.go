@@ -46,7 +46,7 @@ func conversion(ctx context.Context, b *bench) ([]measure.Row, error) {
 		got, err = measure.Interleave(ctx, b.rounds, append(ours, b.conversions(dir, unpacked)...)...)
 		err = errors.Join(err, s.Close())
 	}
-	err = errors.Join(err, n.stop(), os.RemoveAll(dir))
+	err = errors.Join(n.stop(err), os.RemoveAll(dir))
 	if err != nil {
 		return nil, err
 	}

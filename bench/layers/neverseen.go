@@ -45,7 +45,7 @@ func neverSeen(ctx context.Context, b *bench) (rows []measure.Row, err error) {
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, n.stop()) }()
+	defer func() { err = n.stop(err) }()
 	s := &seeing{b: b, st: st, n: n, all: map[string]*sums{}}
 	if err := n.loadVariants(ctx, b.tree, 0, 2*b.rounds); err != nil {
 		return nil, err
@@ -74,11 +74,16 @@ func traced(ctx context.Context, b *bench) (rows []measure.Row, err error) {
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, n.stop()) }()
+	defer func() { err = n.stop(err) }()
 	if err := n.loadVariants(ctx, b.tree, 0, 2*b.rounds); err != nil {
 		return nil, err
 	}
-	if err := kill(n.create(ctx, small, smallLayer)); err != nil { // gets a trace in any case
+	// A layer of which nothing is read gets no trace.
+	if sb, err := n.create(ctx, small, smallLayer); err != nil {
+		return nil, err
+	} else if _, _, err := sb.Command("/bin/true").Output(ctx); err != nil {
+		return nil, kill(sb, err)
+	} else if err := kill(sb, nil); err != nil {
 		return nil, err
 	}
 	for i := range b.rounds { // every other one is seen, and so gets one too

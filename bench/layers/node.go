@@ -50,7 +50,7 @@ func (b *bench) newNode(ctx context.Context, env ...string) (*node, error) {
 		err = kill(sb, err)
 	}
 	if err != nil {
-		return nil, errors.Join(err, n.stop())
+		return nil, n.stop(err)
 	}
 	return n, nil
 }
@@ -182,8 +182,15 @@ func endProcess(pid int) error {
 	return err
 }
 
-// stop ends the server and takes away what it kept.
-func (n *node) stop() error { return errors.Join(n.end(), n.Remove()) }
+// stop ends the server and takes away what it kept. After a failure it returns
+// that, and what the server said last.
+func (n *node) stop(failed error) error {
+	err := n.end()
+	if failed != nil {
+		failed = fmt.Errorf("%w; the server's log ends with: %s", failed, n.LogEnd())
+	}
+	return errors.Join(failed, err, n.Remove())
+}
 
 // kill ends a sandbox after a sample, whatever became of it.
 func kill(sb *client.Sandbox, err error) error {

@@ -33,7 +33,7 @@ const (
 	traceVersion = 1
 	traceBytes   = 1 << 20 // of the document
 	traceSpans   = 1 << 14
-	tracePeriods = 10 // of Options.TraceFor, until a layer's trace is stored at the latest
+	tracePeriods = 10 // of Options.TraceFor from a layer's first read, until its trace is stored at the latest
 	// traceTimeout bounds what is done for a trace, as long as a store may hang.
 	traceTimeout = 5 * time.Minute
 )
@@ -87,13 +87,17 @@ func (s *Store) followOne(ctx context.Context, meta Meta, f LazyFile) error {
 }
 
 // record stores the trace of a layer, once its readers have read for a while what
-// they had read before, or for long.
+// they had read before, or for long. Readers may come late: the layers of sandboxes
+// held ready are mounted, and not read.
 func (s *Store) record(ctx context.Context, meta Meta, f LazyFile) (err error) {
 	var spans []Span
-	for n, before := 0, int64(-1); n < tracePeriods; n++ {
+	for n, before := 0, int64(0); n < tracePeriods; {
 		select {
 		case <-time.After(s.opt.TraceFor):
 		case <-ctx.Done():
+			return nil
+		}
+		if s.known(meta.Digest) == nil { // removed
 			return nil
 		}
 		if spans, err = s.traced(ctx, f); err != nil {
@@ -103,13 +107,13 @@ func (s *Store) record(ctx context.Context, meta Meta, f LazyFile) (err error) {
 		for _, p := range spans {
 			read += p.Length
 		}
-		if read > 0 && read == before {
-			break
+		switch {
+		case read > 0 && read == before:
+			n = tracePeriods
+		case read > 0:
+			n++
 		}
 		before = read
-	}
-	if len(spans) == 0 || s.known(meta.Digest) == nil { // or it was removed
-		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, traceTimeout)
 	defer cancel()

@@ -60,7 +60,7 @@ func StartServer(ctx context.Context, binary, dir string, env ...string) (*Serve
 	s := &Server{cmd: cmd, Dir: dir, URL: "http://" + address, exited: make(chan error, 1)}
 	go func() { s.exited <- cmd.Wait() }()
 	if err := s.ready(ctx); err != nil {
-		return nil, errors.Join(err, s.End(), fmt.Errorf("its log ends with: %s", tail(log.Name())))
+		return nil, errors.Join(err, s.End(), fmt.Errorf("its log ends with: %s", s.LogEnd()))
 	}
 	return s, nil
 }
@@ -147,7 +147,8 @@ func answers(url string) bool {
 	return res.StatusCode == http.StatusOK
 }
 
-func tail(path string) string {
-	text := ReadFile(path)
-	return text[max(0, len(text)-600):]
+// LogEnd is the end of what the server said.
+func (s *Server) LogEnd() string {
+	text := ReadFile(filepath.Join(s.Dir, "log"))
+	return text[max(0, len(text)-2000):]
 }
