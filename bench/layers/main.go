@@ -4,7 +4,7 @@
 //
 //	go run ./bench/layers              everything
 //	go run ./bench/layers -quick       small images, few samples; writes nothing
-//	go run ./bench/layers -only I2     rows whose ID starts with I2
+//	go run ./bench/layers -only I2     rows whose ID starts with I2; the others stay as they are
 //	go run ./bench/layers -store s3    layers in a bucket, filled on first touch
 //
 // The image is Go's own tree as this machine has it, on busybox. The store of

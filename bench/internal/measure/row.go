@@ -12,6 +12,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -139,9 +140,14 @@ type Report struct {
 	Notes          string // below the table
 }
 
-// Write replaces both files.
+// Write replaces both files. Rows of earlier runs stay where these have none of their
+// ID: each says when and where it was measured.
 func (p Report) Write(rows []Row) error {
 	if err := os.MkdirAll(filepath.Dir(p.JSON), 0o755); err != nil {
+		return err
+	}
+	rows, err := p.withEarlier(rows)
+	if err != nil {
 		return err
 	}
 	b, err := json.MarshalIndent(rows, "", "  ")
@@ -149,17 +155,40 @@ func (p Report) Write(rows []Row) error {
 		return err
 	}
 	var text bytes.Buffer
-	fmt.Fprintf(&text, "# %s\n\nWritten by `%s`; edit nothing here. Host: %s. %s.\n\n", p.Title, p.Command, rows[0].Host, rows[0].Time)
+	var hosts []string
+	for _, r := range rows {
+		if !slices.Contains(hosts, r.Host) {
+			hosts = append(hosts, r.Host)
+		}
+	}
+	fmt.Fprintf(&text, "# %s\n\nWritten by `%s`; edit nothing here. Host: %s.\n\n", p.Title, p.Command, strings.Join(hosts, "; "))
 	markdown(&text, rows, p.Notes)
 	return errors.Join(os.WriteFile(p.JSON, append(b, '\n'), 0o644), os.WriteFile(p.Markdown, text.Bytes(), 0o644))
 }
 
+// withEarlier is rows, after those in the file that they do not replace.
+func (p Report) withEarlier(rows []Row) ([]Row, error) {
+	b, err := os.ReadFile(p.JSON)
+	if errors.Is(err, os.ErrNotExist) {
+		return rows, nil
+	}
+	var earlier []Row
+	if err == nil {
+		err = json.Unmarshal(b, &earlier)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("earlier rows: %w", err)
+	}
+	earlier = slices.DeleteFunc(earlier, func(e Row) bool { return slices.ContainsFunc(rows, func(r Row) bool { return r.ID == e.ID }) })
+	return append(earlier, rows...), nil
+}
+
 func markdown(w io.Writer, rows []Row, notes string) {
-	fmt.Fprintln(w, "| id | what | value | p99 | CPU ms | floor | rival | its value | must / aim | met | load |")
-	fmt.Fprintln(w, "|---|---|---|---|---|---|---|---|---|---|---|")
+	fmt.Fprintln(w, "| id | what | value | p99 | CPU ms | floor | rival | its value | must / aim | met | load | at |")
+	fmt.Fprintln(w, "|---|---|---|---|---|---|---|---|---|---|---|---|")
 	for _, r := range rows {
-		fmt.Fprintf(w, "| %s | %s | %s %s | %s | %s | %s | %s | %s | %s / %s | %s | %.2f |\n", r.ID, r.What, number(&r.Value), r.Unit,
-			number(r.P99), number(r.CPU), number(r.Floor), r.Rival, number(r.RivalValue), number(r.Must), number(r.Aim), r.Met, r.Load)
+		fmt.Fprintf(w, "| %s | %s | %s %s | %s | %s | %s | %s | %s | %s / %s | %s | %.2f | %s |\n", r.ID, r.What, number(&r.Value), r.Unit,
+			number(r.P99), number(r.CPU), number(r.Floor), r.Rival, number(r.RivalValue), number(r.Must), number(r.Aim), r.Met, r.Load, r.Time)
 	}
 	fmt.Fprintln(w, "\nIn force in every sandbox measured:", strings.Join(rows[0].Features, ", ")+".")
 	fmt.Fprintln(w, "\n"+notes)

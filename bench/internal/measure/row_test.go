@@ -53,4 +53,24 @@ func TestReportIsWritten(t *testing.T) {
 			t.Errorf("%q is not in:\n%s", want, text)
 		}
 	}
+
+	// A run of some of the rows leaves the others.
+	if err := p.Write([]Row{NewRow("I2_ms", "what", "ms", 5)}); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Write([]Row{NewRow("I2_ms", "what", "ms", 6)}); err != nil {
+		t.Fatal(err)
+	}
+	if b, err = os.ReadFile(p.JSON); err != nil {
+		t.Fatal(err)
+	}
+	if rows = nil; json.Unmarshal(b, &rows) != nil || len(rows) != 2 || rows[0]["value"] != 123.5 || rows[1]["value"] != 6.0 {
+		t.Errorf("after a run of one row: %s", b)
+	}
+	if err := os.WriteFile(p.JSON, []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Write([]Row{r}); err == nil {
+		t.Error("what cannot be read is replaced")
+	}
 }
