@@ -219,11 +219,15 @@ type Pauser interface {
 	// Resume has all go on where it was; what is in swap comes back meanwhile. One that
 	// is not paused stays so. Once it begins to go on, ctx does not end that.
 	Resume(ctx context.Context) error
+	// CameBack is closed once what was in swap at the last Resume is in memory, or comes
+	// only when it is used.
+	CameBack() <-chan struct{}
 }
 
 // PagedOut tells what PageOut did.
 type PagedOut struct {
-	// Before and After are how many bytes of memory the instance had.
+	// Before and After are how many bytes of memory the instance had; Before counts what
+	// an earlier PageOut had moved, too.
 	Before, After int64
 	// Reason tells, for people, why nothing or not all could be moved; empty: what
 	// could be was.

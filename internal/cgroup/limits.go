@@ -133,6 +133,28 @@ func (g *Group) Memory() (int64, error) {
 	return n, gone(err)
 }
 
+// Swapped is how many bytes of the commands are in swap, and in no memory; 0 where the
+// kernel does not count them.
+func (g *Group) Swapped() (int64, error) {
+	if g.tree.layout.Unified {
+		swap, err := readInt(g.tree.v2, g.name+"/work/memory.swap.current")
+		if errors.Is(err, os.ErrNotExist) {
+			return 0, nil
+		} else if err != nil {
+			return 0, gone(err)
+		}
+		both, err := readKey(g.tree.v2, g.name+"/work/memory.stat", "swapcached")
+		return max(0, swap-both), gone(err)
+	}
+	b, err := readAt(g.tree.v1["memory"], g.name+"/memory.stat")
+	if err != nil {
+		return 0, gone(err)
+	}
+	swap, _ := lookup(b, "total_swap")
+	both, _ := lookup(b, "total_swapcached")
+	return max(0, swap-both), nil
+}
+
 // KernelMemory is how many bytes of Memory are the kernel's.
 func (g *Group) KernelMemory() (int64, error) {
 	if g.tree.layout.Unified {

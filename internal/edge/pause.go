@@ -203,7 +203,12 @@ func (e *Edge) resume(ctx context.Context, s *sandbox) error {
 	if err != nil {
 		return err
 	}
-	defer free()
+	resumed := false
+	defer func() {
+		if !resumed {
+			free()
+		}
+	}()
 	if err := e.publishResume(s); err != nil {
 		return err
 	}
@@ -214,6 +219,14 @@ func (e *Edge) resume(ctx context.Context, s *sandbox) error {
 		e.staysPaused(s, own)
 		return e.frozen(s, err)
 	}
+	resumed = true
+	e.run(func() { // until then the kernel's figure of free memory does not show what it takes
+		defer free()
+		select {
+		case <-p.CameBack():
+		case <-e.closing.Done():
+		}
+	})
 	e.settleActions(s, inst, own.actions)
 	if own.cut {
 		e.killCut(s, inst, s.cutSoFar()) // before it takes calls

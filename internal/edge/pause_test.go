@@ -16,6 +16,7 @@ import (
 	"github.com/opendsec/dsec/internal/backend"
 	"github.com/opendsec/dsec/internal/backend/fake"
 	"github.com/opendsec/dsec/internal/edge"
+	"github.com/opendsec/dsec/internal/testutil"
 	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
 )
 
@@ -359,6 +360,43 @@ func TestResumeWithoutRoom(t *testing.T) {
 	if _, err := n.exec(id, "true"); err != nil {
 		t.Error(err)
 	}
+}
+
+// What is being resumed takes its memory while it comes back, which is after the resume:
+// until then the kernel's figure of free memory says nothing, and another resume waits.
+func TestResumesShareTheRoom(t *testing.T) {
+	back := map[dsec.SandboxID]chan struct{}{}
+	var mu sync.Mutex
+	of := func(id dsec.SandboxID) chan struct{} {
+		mu.Lock()
+		defer mu.Unlock()
+		if back[id] == nil {
+			back[id] = make(chan struct{})
+		}
+		return back[id]
+	}
+	n := newNode(t, func(c *edge.Config, o *fake.Options) {
+		*c = edge.WithMemory(*c, func() (int64, error) { return 700 << 20, nil })
+		o.OnPageOut = func(context.Context, dsec.SandboxID) (backend.PagedOut, error) {
+			return backend.PagedOut{Before: 400 << 20}, nil
+		}
+		o.CameBack = func(id dsec.SandboxID) <-chan struct{} { return of(id) }
+	})
+	first, second := n.create(&dsecv1.CreateRequest{}), n.create(&dsecv1.CreateRequest{})
+	for _, id := range []string{first, second} {
+		n.mustPause(id, &dsecv1.PauseOptions{Wait: true})
+	}
+	if _, err := n.exec(first, "true"); err != nil {
+		t.Fatal(err)
+	}
+	_, err := n.exec(second, "true")
+	wantError(t, err, dsec.CodeExhausted, "")
+	if s := n.get(second); s.State != "paused" {
+		t.Fatalf("%s, want paused", s.State)
+	}
+	close(of(dsec.SandboxID(first)))
+	testutil.WaitFor(t, 10*time.Second, "room for the second", func() error { _, err := n.exec(second, "true"); return err })
+	close(of(dsec.SandboxID(second)))
 }
 
 // TestPageOutIsGivenUp by a resume and by a kill, which do not wait for it.

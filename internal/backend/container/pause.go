@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/backend"
@@ -18,8 +19,9 @@ var _ backend.Pauser = (*instance)(nil)
 
 // pauses is the state of an instance's pauses.
 type pauses struct {
-	turn  chan struct{} // has one element while a method is at work
-	paged bool          // something may be in swap; of whoever has the turn
+	turn  chan struct{}                 // has one element while a method is at work
+	paged bool                          // something may be in swap; of whoever has the turn
+	back  atomic.Pointer[chan struct{}] // closed when it has come back; nil before the first time
 
 	mu      sync.Mutex
 	hurried int                     // callers who want what takes long to end
@@ -178,6 +180,11 @@ func (i *instance) PageOut(ctx context.Context) (out backend.PagedOut, err error
 	if out.Before, err = sh.group.Memory(); err != nil {
 		return out, err
 	}
+	moved, err := sh.group.Swapped()
+	if err != nil {
+		return out, err
+	}
+	out.Before += moved
 	ctx, cancel := i.pauses.begin(ctx)
 	defer cancel()
 	i.pauses.paged = true
@@ -206,6 +213,16 @@ func (i *instance) Resume(ctx context.Context) error {
 	}
 	i.prefetch(sh)
 	return nil
+}
+
+// CameBack implements backend.Pauser.
+func (i *instance) CameBack() <-chan struct{} {
+	if back := i.pauses.back.Load(); back != nil {
+		return *back
+	}
+	back := make(chan struct{})
+	close(back)
+	return back
 }
 
 // goOn has a sandbox go on that is paused, or is so by half. It may be done again.
@@ -239,7 +256,10 @@ func (i *instance) prefetch(sh *shell) {
 		return // nothing begins any more
 	}
 	ctx, cancel := i.pauses.begin(i.b.watching)
+	back := make(chan struct{})
+	i.pauses.back.Store(&back)
 	i.b.watches.Go(func() {
+		defer close(back)
 		defer cancel()
 		if err := sh.group.Prefetch(ctx, sh.proc.pid); err != nil && ctx.Err() == nil && dsec.CodeOf(err) != dsec.CodeLost {
 			i.b.log.Warn("memory of a resumed sandbox comes back as it is used", "sandbox", i.id, "err", err)

@@ -45,6 +45,8 @@ type Options struct {
 	OnResume  func(ctx context.Context, id dsec.SandboxID) error
 	// OnSnapshot is called before it is taken.
 	OnSnapshot func(ctx context.Context, id dsec.SandboxID) error
+	// CameBack, where set, is called in its place.
+	CameBack func(id dsec.SandboxID) <-chan struct{}
 	// OnPageOut, where set, is called in its place.
 	OnPageOut func(ctx context.Context, id dsec.SandboxID) (backend.PagedOut, error)
 

@@ -157,6 +157,16 @@ func (i *Instance) Pause(ctx context.Context) error {
 
 var errGone = dsec.Errorf(dsec.CodeLost, "the sandbox is gone")
 
+// CameBack implements backend.Pauser.
+func (i *Instance) CameBack() <-chan struct{} {
+	if i.b.opts.CameBack != nil {
+		return i.b.opts.CameBack(i.id)
+	}
+	back := make(chan struct{})
+	close(back)
+	return back
+}
+
 // PageOut implements backend.Pauser.
 func (i *Instance) PageOut(ctx context.Context) (backend.PagedOut, error) {
 	if i.b.opts.OnPageOut != nil {
