@@ -62,7 +62,7 @@ func TestTraceIsOfTheFirstReads(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		done := make(chan error)
 		go func() { done <- s.record(t.Context(), meta, LazyFile{}) }()
-		time.Sleep(time.Hour)
+		<-time.After(time.Hour)
 		if err := s.Remove(t.Context(), meta.Digest); err != nil {
 			t.Error(err)
 		}
