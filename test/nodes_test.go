@@ -364,6 +364,7 @@ func TestNodeThatDiesInAMigration(t *testing.T) {
 	n, _ := twoNodes(t)
 	for name, tc := range map[string]struct {
 		home  bool // that node dies; else the one that is moved to
+		api   bool // the apiserver dies after it
 		step  string
 		code  dsec.Code
 		moved bool
@@ -372,6 +373,7 @@ func TestNodeThatDiesInAMigration(t *testing.T) {
 		"when it was told":       {home: true, step: "redirect.intent", code: dsec.CodeOutcomeUnknown, moved: true},
 		"before the new one":     {step: "create.backend", code: dsec.CodeOutcomeUnknown},
 		"when the new one is up": {step: "create.publish", code: dsec.CodeOutcomeUnknown},
+		"and the apiserver, too": {api: true, step: "create.publish", code: dsec.CodeOutcomeUnknown},
 	} {
 		t.Run(name, func(t *testing.T) {
 			sb, err := n.client().CreateSandbox(t.Context(), client.SandboxOptions{Layers: []string{"base"}})
@@ -389,6 +391,9 @@ func TestNodeThatDiesInAMigration(t *testing.T) {
 			_, _, err = sb.Migrate(t.Context(), true)
 			wantCodeOf(t, "the migration", err, tc.code)
 			c.gone()
+			if tc.api {
+				sb = n.restartAPI().Sandbox(string(sb.ID()))
+			}
 			if tc.home {
 				_, _, err = sb.Migrate(t.Context(), true)
 				wantCodeOf(t, "a migration of a dead node", err, dsec.CodeUnavailable)

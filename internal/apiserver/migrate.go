@@ -11,22 +11,30 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/apierr"
+	"github.com/opendsec/dsec/internal/iam"
 	"github.com/opendsec/dsec/internal/placement"
+	"github.com/opendsec/dsec/internal/store"
 	"github.com/opendsec/dsec/internal/watcher"
 	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
 	"github.com/opendsec/dsec/proto/dsec/v1/dsecv1connect"
 )
 
-// migration is a sandbox that is to take another's place.
-type migration struct {
-	edge  *watcher.Edge // of the old one
-	id    string
-	token []byte // of the pause that it was packed in
+const (
+	migrationPrefix = "migrations/" // <request ID of the new sandbox's create>
+	// createComes is for how long a create whose answer was lost may still begin.
+	createComes = time.Minute
+	settleEvery = 2 * time.Second
+)
 
-	at        *watcher.Edge // that has the new one, or may have it; nil: none does
-	requestID string        // by which that finds it
-	to        string        // its ID, where it is known
-	told      bool          // the old one's edge may have it lead there
+// migration is a sandbox that is to take another's place. It is a document from before
+// there is a new one until there is one of the two.
+type migration struct {
+	RequestID string      `json:"request_id"` // by which its edge finds the new one
+	Project   string      `json:"project"`
+	From      string      `json:"from"`  // the old one's ID
+	Token     []byte      `json:"token"` // of the pause that it was packed in
+	At        dsec.EdgeID `json:"at"`    // that was asked for the new one last
+	Began     time.Time   `json:"began"`
 }
 
 // Migrate has another sandbox take the place of one, on another node where there is one
@@ -45,18 +53,8 @@ func (p snapshotService) Migrate(ctx context.Context, req *connect.Request[dsecv
 	if err != nil {
 		return nil, err
 	}
-	m := &migration{edge: edge, id: id, token: packed.Msg.PauseToken}
-	made, err := p.s.createElsewhere(ctx, m, packed.Msg.Create)
-	if err == nil {
-		err = p.s.redirect(ctx, m)
-	}
-	if err != nil {
-		if moved, settled := p.s.settle(ctx, m); !settled && m.told {
-			err = &dsec.Error{Code: dsec.CodeOutcomeUnknown, Message: "the sandbox's node does not say whether it was moved", Err: err}
-		} else if moved {
-			err = nil
-		}
-	}
+	m := &migration{RequestID: "migrate/" + rand.Text(), Project: principal(ctx).Project, From: id, Token: packed.Msg.PauseToken, Began: time.Now().UTC()}
+	made, err := p.s.move(ctx, m, edge, packed.Msg.Create)
 	if err != nil {
 		if was.Msg.GetSandbox().GetState() == string(dsec.StateRunning) {
 			p.s.resumeAfter(ctx, edge, id)
@@ -66,103 +64,152 @@ func (p snapshotService) Migrate(ctx context.Context, req *connect.Request[dsecv
 	return connect.NewResponse(&dsecv1.MigrateResponse{Sandbox: made, Report: packed.Msg.Report}), nil
 }
 
+// move makes the new sandbox and has the old one lead to it. Where that fails there is no
+// new one, or the error is outcome_unknown, and the rest is done later.
+func (s *Server) move(ctx context.Context, m *migration, from *watcher.Edge, create *dsecv1.CreateRequest) (*dsecv1.Sandbox, error) {
+	made, err := s.createElsewhere(ctx, m, from, create)
+	if err == nil {
+		err = s.redirect(ctx, m, made.Id)
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), dropTimeout)
+	defer cancel()
+	if err != nil && m.At != "" {
+		moved, serr := s.settle(ctx, m)
+		switch {
+		case serr != nil:
+			s.unsettled.Store(m.RequestID, *m)
+			return nil, &dsec.Error{Code: dsec.CodeOutcomeUnknown, Message: "a node does not say whether the sandbox was moved", Err: errors.Join(err, serr)}
+		case moved != nil:
+			made, err = moved, nil
+		case dsec.CodeOf(err) == dsec.CodeOutcomeUnknown: // by now it is known
+			err = &dsec.Error{Code: dsec.CodeUnavailable, Message: "a node did not answer, and the sandbox stays where it is", Err: err}
+		}
+	}
+	s.settled(ctx, m)
+	return made, err
+}
+
 // createElsewhere makes the new sandbox, on another node than the old one's if any takes
-// it.
-func (s *Server) createElsewhere(ctx context.Context, m *migration, create *dsecv1.CreateRequest) (*dsecv1.Sandbox, error) {
+// it. m.At is empty where it is known that there is none.
+func (s *Server) createElsewhere(ctx context.Context, m *migration, from *watcher.Edge, create *dsecv1.CreateRequest) (*dsecv1.Sandbox, error) {
 	list, err := placement.Pick(s.edges.Nodes(), dsec.Kind(create.Backend), newRand())
 	if err != nil {
 		return nil, err
 	}
-	if last := m.edge.ID(); slices.Contains(list, last) {
+	if last := from.ID(); slices.Contains(list, last) {
 		list = append(slices.DeleteFunc(list, func(id dsec.EdgeID) bool { return id == last }), last)
 	}
-	// Not to be asked for again, which would bind it to the edges of that ID, but to be
-	// found where the answer is lost.
-	m.requestID = "migrate/" + rand.Text()
-	create.RequestId = m.requestID
-	items := []*dsecv1.CreateSandboxesItem{{Request: create}}
-	for _, id := range list {
-		r := s.createAt(ctx, id, items, []int{0})[0]
-		made, failed := r.GetCreated().GetSandbox(), r.GetError()
-		if made == nil && failed.GetDetail().GetRetryable() {
-			err = apierr.FromDetail(failed.GetDetail(), failed.GetMessage())
-			continue
+	create.RequestId = m.RequestID
+	for _, m.At = range list {
+		if _, err := store.Put(ctx, s.layers.store, migrationPrefix+m.RequestID, m); err != nil {
+			m.At = ""
+			return nil, err
 		}
-		m.at, _ = s.edges.Edge(id)
-		if made == nil {
-			return nil, apierr.FromDetail(failed.GetDetail(), failed.GetMessage())
+		r := s.createAt(ctx, m.At, []*dsecv1.CreateSandboxesItem{{Request: create}}, []int{0})[0]
+		if made := r.GetCreated().GetSandbox(); made != nil {
+			return made, nil
 		}
-		m.to = made.Id
-		return made, nil
+		failed := r.GetError()
+		err = apierr.FromDetail(failed.GetDetail(), failed.GetMessage())
+		if !failed.GetDetail().GetRetryable() {
+			break
+		}
+	}
+	if code := dsec.CodeOf(err); code != dsec.CodeOutcomeUnknown && code != dsec.CodeInternal {
+		m.At = ""
 	}
 	return nil, err
 }
 
 // redirect has calls for the old sandbox go to the new one. It can be repeated.
-func (s *Server) redirect(ctx context.Context, m *migration) error {
-	_, err := forward(ctx, edgeClient(m.edge), dsecv1connect.EdgeServiceClient.RedirectSandbox,
-		&dsecv1.RedirectSandboxRequest{SandboxId: m.id, MovedTo: m.to, PauseToken: m.token})
-	m.told = m.told || !errors.Is(err, watcher.ErrDial)
+func (s *Server) redirect(ctx context.Context, m *migration, to string) error {
+	edge, err := s.owner("sandbox_id", m.From)
+	if err != nil {
+		return err
+	}
+	_, err = forward(ctx, edgeClient(edge), dsecv1connect.EdgeServiceClient.RedirectSandbox,
+		&dsecv1.RedirectSandboxRequest{SandboxId: m.From, MovedTo: to, PauseToken: m.Token})
 	return err
 }
 
-// settle ends a migration of which a step failed, and reports whether it was done after
-// all. Where an edge does not answer it goes on until one does: else there may be two, of
-// which nobody knows one.
-func (s *Server) settle(ctx context.Context, m *migration) (moved, settled bool) {
-	try := func(ctx context.Context) (moved, settled bool) {
-		ctx, cancel := context.WithTimeout(ctx, dropTimeout)
-		defer cancel()
-		moved, err := s.trySettle(ctx, m)
-		if err != nil {
-			s.log.Warn("a sandbox that was to take another's place may be left for now", "sandbox", m.id, "to", m.to, "err", err)
-		}
-		return moved, err == nil
+// settle ends a migration of which a step failed: with the new sandbox where there is one
+// and the old one was not used since, and else with the old one. An error means that it
+// is not known yet; all can be repeated, and done by several apiservers.
+func (s *Server) settle(ctx context.Context, m *migration) (moved *dsecv1.Sandbox, err error) {
+	edge, ok := s.edges.Edge(m.At)
+	if !ok {
+		return nil, dsec.Errorf(dsec.CodeUnavailable, "no edge %s is known", m.At)
 	}
-	if moved, settled = try(context.WithoutCancel(ctx)); settled || s.stopping.Err() != nil {
-		return moved, settled
+	found, err := forward(ctx, edgeClient(edge), dsecv1connect.EdgeServiceClient.FindRequest, &dsecv1.FindRequestRequest{RequestId: m.RequestID})
+	if err != nil {
+		return nil, err
 	}
-	copied, later := *m, context.WithValue(s.stopping, principalKey{}, principal(ctx))
-	m = &copied // the caller goes on with its own
-	s.work.Go(func() {
-		for {
-			select {
-			case <-time.After(s.dropPause):
-			case <-later.Done():
-				return
-			}
-			if _, settled := try(later); settled {
-				return
-			}
+	id := found.Msg.SandboxId
+	if id == "" {
+		if time.Since(m.Began) < createComes {
+			return nil, dsec.Errorf(dsec.CodeUnavailable, "the create may still come")
 		}
-	})
-	return false, false
+		return nil, nil
+	}
+	got, err := forward(ctx, edgeClient(edge), dsecv1connect.EdgeServiceClient.GetSandbox, &dsecv1.GetRequest{SandboxId: id})
+	if err != nil {
+		if isKnown(err) { // it was moved further, or ended long ago
+			return nil, nil
+		}
+		return nil, err
+	}
+	switch to := got.Msg.GetSandbox(); dsec.State(to.GetState()) {
+	case dsec.StateRunning, dsec.StatePaused:
+		switch err := s.redirect(ctx, m, id); {
+		case err == nil:
+			return to, nil
+		case dsec.CodeOf(err) == dsec.CodeNotFound: // nobody knows any more
+			return nil, nil
+		case !isKnown(err) && dsec.CodeOf(err) != dsec.CodeLost:
+			return nil, err
+		}
+		if _, err := forward(ctx, edgeClient(edge), dsecv1connect.EdgeServiceClient.KillSandbox, &dsecv1.KillRequest{SandboxId: id}); !isKnown(err) {
+			return nil, err
+		}
+	case dsec.StatePending, dsec.StateStarting:
+		return nil, dsec.Errorf(dsec.CodeUnavailable, "the create goes on")
+	}
+	return nil, nil
 }
 
-// trySettle ends the new sandbox unless the old one leads to it. An error means that it
-// is not known.
-func (s *Server) trySettle(ctx context.Context, m *migration) (moved bool, err error) {
-	if m.at == nil {
-		return false, nil
+// settled forgets a migration. Where that fails it is settled once more, to no effect.
+func (s *Server) settled(ctx context.Context, m *migration) {
+	if _, err := s.layers.store.Delete(ctx, migrationPrefix+m.RequestID); err != nil {
+		s.log.Info("a migration that has ended is not forgotten yet", "sandbox", m.From, "err", err)
 	}
-	if m.told {
-		if err := s.redirect(ctx, m); err == nil {
-			return true, nil
-		} else if !isKnown(err) && dsec.CodeOf(err) != dsec.CodeLost {
-			return false, err
+}
+
+// keepMigrations settles those that an earlier apiserver began, and those that could not
+// be at once, until ctx ends.
+func (s *Server) keepMigrations(ctx context.Context) {
+	for read := false; ctx.Err() == nil; {
+		if !read {
+			earlier, err := store.List[migration](ctx, s.layers.store, migrationPrefix)
+			for id, m := range earlier {
+				s.unsettled.Store(id, m)
+			}
+			read = err == nil
+		}
+		s.unsettled.Range(func(id, v any) bool {
+			m := v.(migration)
+			ctx, cancel := context.WithTimeout(context.WithValue(ctx, principalKey{}, iam.Principal{Project: m.Project}), dropTimeout)
+			defer cancel()
+			if _, err := s.settle(ctx, &m); err == nil {
+				s.settled(ctx, &m)
+				s.unsettled.Delete(id)
+			}
+			return true
+		})
+		select {
+		case <-time.After(settleEvery):
+		case <-ctx.Done():
 		}
 	}
-	if m.to == "" {
-		found, err := forward(ctx, edgeClient(m.at), dsecv1connect.EdgeServiceClient.FindRequest, &dsecv1.FindRequestRequest{RequestId: m.requestID})
-		if err != nil || found.Msg.SandboxId == "" {
-			return false, err
-		}
-		m.to = found.Msg.SandboxId
-	}
-	if _, err := forward(ctx, edgeClient(m.at), dsecv1connect.EdgeServiceClient.KillSandbox, &dsecv1.KillRequest{SandboxId: m.to}); !isKnown(err) {
-		return false, err
-	}
-	return false, nil
 }
 
 // resumeAfter has a sandbox that was not moved after all go on. Where that fails the

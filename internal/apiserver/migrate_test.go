@@ -3,16 +3,19 @@ package apiserver
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"connectrpc.com/connect"
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/client"
 	"github.com/opendsec/dsec/internal/apierr"
+	"github.com/opendsec/dsec/internal/store"
 	"github.com/opendsec/dsec/internal/testutil"
 	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
 )
@@ -83,11 +86,12 @@ func TestMigrationsThatBreak(t *testing.T) {
 		moved    bool
 	}{
 		"control":                         {moved: true},
-		"the create's answer is lost":     {to: stubMoving{loseCreate: true}, want: dsec.CodeOutcomeUnknown},
+		"the create's answer is lost":     {to: stubMoving{loseCreate: true}, moved: true},
+		"and the sandbox is used":         {from: stubMoving{used: true}, to: stubMoving{loseCreate: true}, want: dsec.CodeUnavailable},
 		"the redirect's answer is lost":   {from: stubMoving{loseRedirect: 1}, moved: true},
 		"it is lost twice":                {from: stubMoving{loseRedirect: 2}, want: dsec.CodeOutcomeUnknown, moved: true},
 		"the redirect does not come":      {from: stubMoving{lostBefore: 1}, moved: true},
-		"it does not come for long":       {from: stubMoving{lostBefore: 5}, want: dsec.CodeOutcomeUnknown, moved: true},
+		"it does not come for long":       {from: stubMoving{lostBefore: 3}, want: dsec.CodeOutcomeUnknown, moved: true},
 		"the sandbox is used":             {from: stubMoving{used: true}, want: dsec.CodeConflict},
 		"it is used, and that comes late": {from: stubMoving{used: true, lostBefore: 3}, want: dsec.CodeOutcomeUnknown},
 	} {
@@ -95,7 +99,6 @@ func TestMigrationsThatBreak(t *testing.T) {
 			from, to := newStub("fake"), newStub("fake")
 			from.moving, to.moving = tc.from, tc.to
 			r := newRig(t, from, to)
-			r.server.dropPause = time.Millisecond
 			moved, _, err := r.client(r.secret).Sandbox(string(dsec.NewSandboxID(from.id))).Migrate(t.Context(), true)
 			if codeOf(err) != tc.want {
 				t.Fatalf("%v, want %q", err, tc.want)
@@ -122,6 +125,43 @@ func TestMigrationsThatBreak(t *testing.T) {
 					t.Errorf("resumed: %v, and the migration: %q", resumed, tc.want)
 				}
 			})
+		})
+	}
+}
+
+// TestMigrationsOfAnEarlierApiserver: one that died left two sandboxes, or told one to be
+// moved and did not tell anybody; or nothing was made.
+func TestMigrationsOfAnEarlierApiserver(t *testing.T) {
+	for name, tc := range map[string]struct {
+		made, used, moved bool
+	}{
+		"the new one is there": {made: true, moved: true}, "the old one was used": {made: true, used: true}, "there is no new one": {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			from, to := newStub("fake"), newStub("fake")
+			from.moving.used = tc.used
+			r := newRig(t, from, to)
+			made := dsec.NewSandboxID(to.id)
+			if tc.made {
+				to.keys["a\x00migrate/x"] = made
+			}
+			docs := r.server.layers.store
+			_, err := store.Put(t.Context(), docs, migrationPrefix+"migrate/x", migration{
+				RequestID: "migrate/x", Project: "a", From: string(dsec.NewSandboxID(from.id)), At: to.id, Began: time.Now().Add(-createComes),
+			})
+			check(t, err)
+			next, err := New(t.Context(), Config{Store: docs, IAM: r.iam, Edges: r.server.edges, Log: testutil.Logger(t), Metrics: prometheus.NewRegistry()})
+			check(t, err)
+			defer next.Close()
+			testutil.WaitFor(t, time.Minute, "the end of the migration", func() error {
+				if left, err := store.List[migration](t.Context(), docs, migrationPrefix); err != nil || len(left) > 0 {
+					return fmt.Errorf("%d are left, %v", len(left), err)
+				}
+				return nil
+			})
+			if moved, killed := from.moving.movedTo == string(made), len(to.moving.killed) > 0; moved != tc.moved || killed != (tc.made && !tc.moved) {
+				t.Errorf("moved %v, killed %v", moved, killed)
+			}
 		})
 	}
 }
@@ -153,7 +193,9 @@ func TestLayersThatOtherNodesUse(t *testing.T) {
 		}
 		e.set(func() { e.inUse = "" })
 	}
-	e := edges[slices.IndexFunc(edges, func(e *stubEdge) bool { return e.id != r.server.edges.Edges()[0].ID() })]
+	removes, err := r.server.builder()
+	check(t, err)
+	e := edges[slices.IndexFunc(edges, func(e *stubEdge) bool { return e.id != removes.ID() })]
 	e.set(func() { e.badDrop = errLost })
 	if remove(); dropped() != 0 {
 		t.Error("an edge does not answer, and it was removed")
