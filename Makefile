@@ -26,9 +26,10 @@ AGAIN        ?=
 ROOT_PKGS     = $(shell grep -rl --include='*_test.go' 'testutil\.Root\b' cmd internal test 2>/dev/null | xargs -rn1 dirname | sort -u | sed 's|^|./|')
 CRASH_PKGS    = $(shell grep -rl --include='*_test.go' '^func TestCrash' cmd internal test 2>/dev/null | xargs -rn1 dirname | sort -u | sed 's|^|./|')
 FUZZTIME     ?= 30s
+MODEL_STEPS  ?= 3000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build generate gen check lint vet s3server unit root-test crash-test python-test test test-guest fuzz bench bench-layers bench-state pgo demo demo-preempt environments \
+.PHONY: help setup build generate gen check lint vet s3server unit root-test crash-test model-test python-test test test-guest fuzz bench bench-layers bench-state pgo demo demo-preempt environments \
         sbom deb install clean
 
 help: ## print this
@@ -82,6 +83,9 @@ root-test: generate s3server $(OUT)/testsum ## tests of the kernel's part: run a
 
 crash-test: generate $(OUT)/testsum ## kill -9 at every step of create and destroy, as root
 	DSEC_MUST=root $(GO) test -p 1 -json -timeout 15m -run '^TestCrash' $(CRASH_PKGS) | $(TESTSUM)
+
+model-test: generate ## random lives of sandboxes against a model, MODEL_STEPS (3000) of each seed, as root
+	DSEC_MUST=root $(GO) test -p 1 -timeout 2h -v -run 'Model$$' ./internal/edge ./test -model.steps $(MODEL_STEPS)
 
 python-test: build $(OUT)/testsum ## the Python SDK against a real server; as root against containers too
 	@scripts/python-test $(SKIPS)

@@ -59,12 +59,20 @@ type containerServer struct {
 func (c *containerServer) volumes() string { return filepath.Join(c.dir, "data", "volumes") }
 
 func (c *containerServer) start(t testing.TB) {
+	p := startEnv(t, append(c.environ(), c.env...), "up", append(c.args(), "--listen", cmp.Or(c.listen, "127.0.0.1:0"))...)
+	c.server = &server{p, p.ready, filepath.Join(c.dir, "data", "admin.key"), c.dir}
+}
+
+func (c *containerServer) environ() []string {
 	image := cmp.Or(c.image, 512<<20)
-	p := startEnv(t, append([]string{
+	return []string{
 		"DSEC_CONTAINER_CGROUP=" + c.name, fmt.Sprint("DSEC_CONTAINER_DISK_IMAGE_BYTES=", image), fmt.Sprint("DSEC_CONTAINER_DISK_IMAGE_MAX_BYTES=", image),
 		fmt.Sprint("DSEC_CONTAINER_DISK_SHARE=", cmp.Or(c.share, 80)),
-	}, c.env...), "up", "--backend", "container", "--listen", cmp.Or(c.listen, "127.0.0.1:0"), "--data-dir", filepath.Join(c.dir, "data"), "--run-dir", filepath.Join(c.dir, "run"))
-	c.server = &server{p, p.ready, filepath.Join(c.dir, "data", "admin.key"), c.dir}
+	}
+}
+
+func (c *containerServer) args() []string {
+	return []string{"--backend", "container", "--data-dir", filepath.Join(c.dir, "data"), "--run-dir", filepath.Join(c.dir, "run")}
 }
 
 func (c *containerServer) killAll(t testing.TB) {

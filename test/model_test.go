@@ -1,6 +1,7 @@
 package test
 
 import (
+	"flag"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -11,6 +12,8 @@ import (
 	"github.com/opendsec/dsec/client"
 )
 
+var modelSteps = flag.Int("model.steps", 300, "of each seed of the model; `make model-test` takes more")
+
 // worldSeeds found faults once.
 var worldSeeds = []uint64{1}
 
@@ -18,7 +21,6 @@ var worldSeeds = []uint64{1}
 // asked for again, pauses, packs, forks, migrations and restarts of the server, and holds
 // what is in them against a simple model. The seed is in the name of a failing case.
 func TestStateOfContainersFitsAModel(t *testing.T) {
-	const steps = 300
 	for _, seed := range append(worldSeeds, rand.Uint64()) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			c := new(containerServer)
@@ -28,7 +30,7 @@ func TestStateOfContainersFitsAModel(t *testing.T) {
 					_ = s.sb.Kill(t.Context())
 				}
 			}()
-			for i := range steps {
+			for i := range *modelSteps {
 				what := w.step()
 				if t.Failed() {
 					t.Fatalf("in step %d, %s", i, what)

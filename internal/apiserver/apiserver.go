@@ -64,6 +64,7 @@ type Server struct {
 	moves     moves
 	removals  sync.Map      // of which it is not known what came of them, by the layer's digest
 	dropPause time.Duration // between attempts of one
+	unsettled sync.Map      // migrations of which it is not known what came of them, by request ID
 
 	stopping context.Context // ended by Stopping; acts for no project
 	stop     context.CancelFunc
@@ -118,6 +119,7 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 	s.work.Go(func() { s.collectAtTimes(stopping) })
 	s.work.Go(func() { s.keepJobs(stopping) })
 	s.work.Go(func() { s.keepHooks(stopping) })
+	s.work.Go(func() { s.keepMigrations(stopping) })
 	return s, nil
 }
 

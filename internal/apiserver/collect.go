@@ -2,6 +2,7 @@ package apiserver
 
 import (
 	"context"
+	"fmt"
 	"math/rand/v2"
 	"time"
 
@@ -9,6 +10,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/watcher"
 	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
 	"github.com/opendsec/dsec/proto/dsec/v1/dsecv1connect"
 )
@@ -104,11 +106,29 @@ func (s *Server) tryDrop(ctx context.Context, r removal) (dropped, asked bool, e
 	if err != nil || !unnamed {
 		return false, false, err
 	}
+	if err := s.forgetBut(ctx, edge, r.digest); err != nil {
+		done() // it is all there
+		return false, false, err
+	}
 	_, err = forward(ctx, edgeClient(edge), dsecv1connect.EdgeServiceClient.DropLayer, &dsecv1.DropLayerRequest{Digest: r.digest, Unit: s.unit})
 	if isKnown(err) {
 		done()
 	}
 	return err == nil, true, err
+}
+
+// forgetBut has all edges but one, which is about to remove a layer from the store, forget
+// it. The error is conflict where a sandbox of one of them uses it.
+func (s *Server) forgetBut(ctx context.Context, edge *watcher.Edge, digest string) error {
+	for _, other := range s.edges.Edges() {
+		if other == edge {
+			continue
+		}
+		if _, err := forward(ctx, edgeClient(other), dsecv1connect.EdgeServiceClient.ForgetLayer, &dsecv1.ForgetLayerRequest{Digest: digest}); err != nil {
+			return fmt.Errorf("at edge %s: %w", other.ID(), err)
+		}
+	}
+	return nil
 }
 
 // isKnown reports whether the error of a removal, or that there is none, tells what came

@@ -41,17 +41,6 @@ func (s *Server) wasMoved(ctx context.Context, to string) *dsecv1.BatchCreateIte
 	return &dsecv1.BatchCreateItem{Result: &dsecv1.BatchCreateItem_Created{Created: &dsecv1.CreateResponse{Sandbox: res.Msg.Sandbox}}}
 }
 
-// placeBut places one item, on an edge only where no other one takes it.
-func (s *Server) placeBut(ctx context.Context, last dsec.EdgeID, item *dsecv1.CreateSandboxesItem) *dsecv1.BatchCreateItem {
-	items, results := []*dsecv1.CreateSandboxesItem{item}, make([]*dsecv1.BatchCreateItem, 1)
-	lists := s.candidates(ctx, items, results)
-	if list := lists[0]; slices.Contains(list, last) {
-		lists[0] = append(slices.DeleteFunc(list, func(id dsec.EdgeID) bool { return id == last }), last)
-	}
-	s.placeIn(ctx, items, lists, results)
-	return results[0]
-}
-
 // placeIn has each item made by the first edge on its list that takes it.
 func (s *Server) placeIn(ctx context.Context, items []*dsecv1.CreateSandboxesItem, lists [][]dsec.EdgeID, results []*dsecv1.BatchCreateItem) {
 	for {

@@ -10,7 +10,6 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/opendsec/dsec"
-	"github.com/opendsec/dsec/internal/apierr"
 	"github.com/opendsec/dsec/internal/watcher"
 	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
 	"github.com/opendsec/dsec/proto/dsec/v1/dsecv1connect"
@@ -132,71 +131,4 @@ func add(to *map[string]string, more map[string]string) {
 		*to = map[string]string{}
 	}
 	maps.Copy(*to, more)
-}
-
-// Migrate has another sandbox take the place of one, on another node where there is one
-// that takes it.
-func (p snapshotService) Migrate(ctx context.Context, req *connect.Request[dsecv1.MigrateRequest]) (*connect.Response[dsecv1.MigrateResponse], error) {
-	m := req.Msg
-	if !m.LoseMemory {
-		return nil, &dsec.Error{Code: dsec.CodeUnsupported, Field: "lose_memory", Message: "processes and their memory cannot be moved, only the disk: want true where they may be lost"}
-	}
-	old := &dsecv1.GetRequest{SandboxId: m.SandboxId}
-	was, err := unary(ctx, p.s, connect.NewRequest(old), edgeClient, dsecv1connect.EdgeServiceClient.GetSandbox)
-	if err != nil {
-		return nil, err
-	}
-	id := was.Msg.GetSandbox().GetId()
-	edge, packed, err := p.s.pack(ctx, &dsecv1.PackSandboxRequest{SandboxId: id, Scrub: wholeScrub, Pause: true})
-	if err != nil {
-		return nil, err
-	}
-	made, err := p.s.createElsewhere(ctx, edge, packed.Msg.Create)
-	if err == nil {
-		if err = p.s.redirect(ctx, edge, id, made.Id, packed.Msg.PauseToken); err == nil {
-			return connect.NewResponse(&dsecv1.MigrateResponse{Sandbox: made, Report: packed.Msg.Report}), nil
-		}
-	}
-	if was.Msg.GetSandbox().GetState() == string(dsec.StateRunning) {
-		p.s.resumeAfter(ctx, edge, id)
-	}
-	return nil, err
-}
-
-// createElsewhere makes a sandbox, on another node than one if any takes it.
-func (s *Server) createElsewhere(ctx context.Context, edge *watcher.Edge, create *dsecv1.CreateRequest) (*dsecv1.Sandbox, error) {
-	r := s.placeBut(ctx, edge.ID(), &dsecv1.CreateSandboxesItem{Request: create})
-	switch r := r.GetResult().(type) {
-	case *dsecv1.BatchCreateItem_Created:
-		return r.Created.GetSandbox(), nil
-	case *dsecv1.BatchCreateItem_Error:
-		return nil, apierr.FromDetail(r.Error.GetDetail(), r.Error.GetMessage())
-	}
-	return nil, fmt.Errorf("edge answered a create with %T", r.GetResult())
-}
-
-// redirect has calls for a sandbox go to another one. Where it is known that they do not,
-// that one ends.
-func (s *Server) redirect(ctx context.Context, edge *watcher.Edge, from, to string, token []byte) error {
-	_, err := forward(ctx, edgeClient(edge), dsecv1connect.EdgeServiceClient.RedirectSandbox,
-		&dsecv1.RedirectSandboxRequest{SandboxId: from, MovedTo: to, PauseToken: token})
-	if err == nil || dsec.CodeOf(err) == dsec.CodeOutcomeUnknown {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), dropTimeout)
-	defer cancel()
-	if _, kerr := unary(ctx, s, connect.NewRequest(&dsecv1.KillRequest{SandboxId: to}), edgeClient, dsecv1connect.EdgeServiceClient.KillSandbox); kerr != nil {
-		s.log.Warn("a sandbox that was to take another's place stays", "sandbox", to, "err", kerr)
-	}
-	return err
-}
-
-// resumeAfter has a sandbox that was not moved after all go on. Where that fails the
-// next call for it does.
-func (s *Server) resumeAfter(ctx context.Context, edge *watcher.Edge, id string) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), dropTimeout)
-	defer cancel()
-	if _, err := forward(ctx, edgeClient(edge), dsecv1connect.EdgeServiceClient.ResumeSandbox, &dsecv1.ResumeRequest{SandboxId: id}); err != nil {
-		s.log.Info("a sandbox that was not moved stays paused", "sandbox", id, "err", err)
-	}
 }

@@ -66,10 +66,11 @@ type stubEdge struct {
 	owner    string      // unit that its store belongs to; empty: to who claims it
 	claimed  string      // unit that did last
 	badBuild error       // what an import answers to its first message
-	badDrop  error       // what DropLayer answers
+	badDrop  error       // what DropLayer and ForgetLayer answer
 	images   *stubImages // nil: it knows no registry
 	checked  *dsecv1.CheckLayersRequest
 	damage   string // what CheckLayers answers
+	moving   stubMoving
 }
 
 func newStub(kind dsec.Kind) *stubEdge {
@@ -135,6 +136,9 @@ func (e *stubEdge) create(project string, item *dsecv1.CreateSandboxesItem) *dse
 	case item.Request.RequestId == "" || !held:
 		id = dsec.NewSandboxID(e.id)
 		e.keys[key], e.bodies[id], e.projects[id] = id, item.BodyDigest, project
+		if e.moving.loseCreate {
+			return failed(dsec.Errorf(dsec.CodeOutcomeUnknown, "the node did not answer"))
+		}
 	case !bytes.Equal(e.bodies[id], item.BodyDigest):
 		return failed(&dsec.Error{Code: dsec.CodeConflict, Field: "request_id", Message: "was used with another body"})
 	}
@@ -298,6 +302,19 @@ func (e *stubEdge) SweepLayers(_ context.Context, req *connect.Request[dsecv1.Sw
 		return nil, apierr.Encode(&dsec.Error{Code: dsec.CodeConflict, Field: "layers.store", Message: "belongs to " + e.owner + ", not " + req.Msg.Unit})
 	}
 	return connect.NewResponse(&dsecv1.SweepLayersResponse{Layers: []*dsecv1.StoredLayer{{Digest: e.digest, Created: timestamppb.New(time.Unix(0, 0))}}}), nil
+}
+
+// ForgetLayer refuses what DropLayer does.
+func (e *stubEdge) ForgetLayer(_ context.Context, req *connect.Request[dsecv1.ForgetLayerRequest]) (*connect.Response[dsecv1.ForgetLayerResponse], error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.badDrop != nil {
+		return nil, apierr.Encode(e.badDrop)
+	}
+	if req.Msg.Digest == e.inUse {
+		return nil, apierr.Encode(dsec.Errorf(dsec.CodeConflict, "layer %s is used", e.inUse))
+	}
+	return connect.NewResponse(&dsecv1.ForgetLayerResponse{}), nil
 }
 
 func (e *stubEdge) DropLayer(_ context.Context, req *connect.Request[dsecv1.DropLayerRequest]) (*connect.Response[dsecv1.DropLayerResponse], error) {

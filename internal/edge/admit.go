@@ -21,6 +21,7 @@ import (
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/backend"
 	"github.com/opendsec/dsec/internal/layer"
+	"github.com/opendsec/dsec/internal/layer/convert"
 	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
 )
 
@@ -307,13 +308,13 @@ func (e *Edge) layerDefaults(ctx context.Context, c *create) error {
 		}
 		all = append(all, meta.Chain()...)
 		c.from = append(c.from, slices.Repeat([]int{i}, len(meta.Parents)+1)...)
-		config = mergeConfig(config, meta.Config)
+		config = config.Under(meta.Config)
 	}
 	if len(all) > dsec.MaxLayers {
 		return dsec.Invalid("layers", "want at most %d with those that they go on, got %d", dsec.MaxLayers, len(all))
 	}
 	spec.Layers = all
-	spec.Env = mergeEnv(config.Env, spec.Env)
+	spec.Env = convert.MergeEnv(config.Env, spec.Env)
 	spec.User = cmp.Or(spec.User, config.User)
 	spec.Workdir = cmp.Or(spec.Workdir, config.Workdir)
 	return nil
@@ -352,25 +353,6 @@ func at(err error, field string) error {
 	out := *e
 	out.Field = field
 	return &out
-}
-
-// mergeEnv is base with what over says; both have no name twice, and the
-// result shares memory with base where over is empty.
-func mergeEnv(base, over []string) []string {
-	if len(over) == 0 {
-		return base
-	}
-	if len(base) == 0 {
-		return over
-	}
-	out := make([]string, 0, len(base)+len(over))
-	for _, kv := range base {
-		name := kv[:strings.IndexByte(kv, '=')+1]
-		if name == "" || !slices.ContainsFunc(over, func(o string) bool { return strings.HasPrefix(o, name) }) {
-			out = append(out, kv)
-		}
-	}
-	return append(out, over...)
 }
 
 // hold takes a reference on each layer of spec, of which more are than were asked for

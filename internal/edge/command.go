@@ -10,6 +10,7 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/chronusapi"
+	"github.com/opendsec/dsec/internal/layer/convert"
 	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
 )
 
@@ -47,7 +48,7 @@ func command(spec *dsec.Spec, c *dsecv1.Command, output, maxOutput int64) (chron
 	if err != nil {
 		return out, err
 	}
-	out.Env = mergeEnv(spec.Env, env)
+	out.Env = convert.MergeEnv(spec.Env, env)
 	out.Cwd = inside(spec.Workdir, c.Cwd)
 	if out.User = c.User; out.User == "" {
 		out.User = spec.User

@@ -137,6 +137,8 @@ type Layers interface {
 	CheckOwner(ctx context.Context, unit string) error
 	// Check looks whether the store has a layer as it should be; internal where not.
 	Check(ctx context.Context, digest string, data bool) error
+	// Forget removes what this node has of a layer, if anything; conflict while it is held.
+	Forget(digest string) error
 	// Remove removes a layer; conflict while it is held.
 	Remove(ctx context.Context, digest string) error
 	// Sweep gives the layers in the store, and removes what is of none of them.

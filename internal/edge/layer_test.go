@@ -145,6 +145,13 @@ func (l *layers) Check(ctx context.Context, digest string, _ bool) error {
 
 func (l *layers) Sweep(context.Context, time.Duration) ([]layer.Stored, error) { return nil, nil }
 
+func (l *layers) Forget(digest string) error {
+	if l.held(digest) > 0 {
+		return dsec.Errorf(dsec.CodeConflict, "layer is used")
+	}
+	return nil
+}
+
 func (l *layers) Remove(ctx context.Context, digest string) error {
 	if _, err := l.Get(ctx, digest); err != nil {
 		return err
@@ -227,6 +234,8 @@ func TestLayersComeWithThoseBelow(t *testing.T) {
 	n.restart()
 	for _, d := range want {
 		_, err := n.DropLayer(t.Context(), connect.NewRequest(&dsecv1.DropLayerRequest{Digest: d}))
+		wantError(t, err, dsec.CodeConflict, "")
+		_, err = n.ForgetLayer(t.Context(), connect.NewRequest(&dsecv1.ForgetLayerRequest{Digest: d}))
 		wantError(t, err, dsec.CodeConflict, "")
 	}
 	n.kill(id)

@@ -128,6 +128,19 @@ func (v service) DropLayer(ctx context.Context, req *connect.Request[dsecv1.Drop
 	return respond(new(dsecv1.DropLayerResponse), v.e.cfg.Layers.Remove(ctx, req.Msg.Digest))
 }
 
+// ForgetLayer removes what this node has of a layer that no sandbox of it uses. The store
+// keeps it.
+func (v service) ForgetLayer(_ context.Context, req *connect.Request[dsecv1.ForgetLayerRequest]) (*connect.Response[dsecv1.ForgetLayerResponse], error) {
+	if err := v.enter(req.Header().Get(projectHeader)); err != nil {
+		return nil, err
+	}
+	defer v.e.end()
+	if v.e.cfg.Layers == nil {
+		return connect.NewResponse(new(dsecv1.ForgetLayerResponse)), nil
+	}
+	return respond(new(dsecv1.ForgetLayerResponse), v.e.cfg.Layers.Forget(req.Msg.Digest))
+}
+
 // SweepLayers lists what the store has, and removes from it what is of no layer.
 func (v service) SweepLayers(ctx context.Context, req *connect.Request[dsecv1.SweepLayersRequest]) (*connect.Response[dsecv1.SweepLayersResponse], error) {
 	if err := v.enter(req.Header().Get(projectHeader)); err != nil {

@@ -1,6 +1,7 @@
 package edge_test
 
 import (
+	"flag"
 	"fmt"
 	"math/rand/v2"
 	"strings"
@@ -12,6 +13,8 @@ import (
 	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
 )
 
+var modelSteps = flag.Int("model.steps", 1500, "of each seed of the model; `make model-test` takes more")
+
 // modelSeeds found faults once.
 var modelSeeds = []uint64{1, 2}
 
@@ -19,11 +22,10 @@ var modelSeeds = []uint64{1, 2}
 // answer against a simple model: what was written, what each action was answered, and
 // what is paused. The seed is in the name of a failing case.
 func TestStateModel(t *testing.T) {
-	steps := 1500
 	for _, seed := range append(modelSeeds, rand.Uint64()) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			m := &stateModel{node: newNode(t, withLayers(newLayers())), r: rand.New(rand.NewPCG(seed, 0))}
-			for range steps {
+			for range *modelSteps {
 				m.step()
 				if t.Failed() {
 					return

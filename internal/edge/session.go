@@ -8,6 +8,7 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/chronusapi"
+	"github.com/opendsec/dsec/internal/layer/convert"
 	"github.com/opendsec/dsec/internal/trajectory"
 	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
 	"github.com/opendsec/dsec/proto/dsec/v1/dsecv1connect"
@@ -28,7 +29,7 @@ func (x sessionService) OpenSession(ctx context.Context, req *connect.Request[ds
 		if err != nil {
 			return err
 		}
-		open := chronusapi.SessionRequest{Env: mergeEnv(c.spec.Env, env), Cwd: inside(c.spec.Workdir, m.Cwd), User: m.User}
+		open := chronusapi.SessionRequest{Env: convert.MergeEnv(c.spec.Env, env), Cwd: inside(c.spec.Workdir, m.Cwd), User: m.User}
 		if open.User == "" {
 			open.User = c.spec.User
 		}

@@ -112,24 +112,9 @@ func (e *Edge) configOf(ctx context.Context, digests []string) (c layer.Config, 
 		if err != nil {
 			return c, err
 		}
-		c = mergeConfig(c, meta.Config)
+		c = c.Under(meta.Config)
 	}
 	return c, nil
-}
-
-// mergeConfig is base with what the layer above says.
-func mergeConfig(base, over layer.Config) layer.Config {
-	base.Env = mergeEnv(base.Env, over.Env)
-	if over.User != "" {
-		base.User = over.User
-	}
-	if over.Workdir != "" {
-		base.Workdir = over.Workdir
-	}
-	if len(over.Entrypoint)+len(over.Cmd) > 0 {
-		base.Entrypoint, base.Cmd = over.Entrypoint, over.Cmd
-	}
-	return base
 }
 
 func reportProto(r layer.PackReport, frozen time.Duration) *dsecv1.PackReport {

@@ -98,9 +98,29 @@ func TestImagesBecomeSeveralLayers(t *testing.T) {
 	if len(tool.Parents) != 1 || tool.Files != 2 || tool.Kind != dsec.LayerToolkit { // opt and c
 		t.Errorf("a toolkit: %+v", tool.Manifest)
 	}
-	s = openStoreIn(t, s.dir+"-other", Options{Blobs: s.blobs}) // as of another node
-	if again, err := s.Get(t.Context(), first.Digest); err != nil || !slices.Equal(again.Parents, first.Parents) {
+	other := openStoreIn(t, s.dir+"-other", Options{Blobs: s.blobs}) // as of another node
+	if again, err := other.Get(t.Context(), first.Digest); err != nil || !slices.Equal(again.Parents, first.Parents) {
 		t.Errorf("another node: %+v, %v", again, err)
+	}
+	// That one forgets it, and then has it anew, or finds that it is gone.
+	release, err := other.Hold(t.Context(), first.Digest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantCode(t, other.Forget(first.Digest), dsec.CodeConflict)
+	release()
+	for _, want := range []dsec.Code{"", dsec.CodeNotFound} {
+		for range 2 {
+			if err := other.Forget(first.Digest); err != nil {
+				t.Error(err)
+			}
+		}
+		if _, err := other.Get(t.Context(), first.Digest); err != nil && dsec.CodeOf(err) != want || err == nil && want != "" {
+			t.Errorf("after it was forgotten: %v, want %q", err, want)
+		}
+		if err := s.Remove(t.Context(), first.Digest); err != nil && want == "" {
+			t.Error(err)
+		}
 	}
 }
 

@@ -336,6 +336,22 @@ func noLayer(digest string) error {
 	return dsec.Errorf(dsec.CodeNotFound, "no layer %s", digest)
 }
 
+// Forget removes what this node has of a layer. The error is conflict while it is held
+// here.
+func (s *Store) Forget(digest string) error {
+	if _, err := ParseDigest(digest); err != nil {
+		return err
+	}
+	e := s.known(digest)
+	if e == nil || e.meta.old != nil { // an old one is this node's alone
+		return nil
+	}
+	if err := s.removeLocal(e); !notFound(err) { // else another call has just done it
+		return err
+	}
+	return nil
+}
+
 // Remove removes a layer from this node and from the store, damaged ones too. The
 // error is conflict while it is held here, not_found where there is none.
 func (s *Store) Remove(ctx context.Context, digest string) error {

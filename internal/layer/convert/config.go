@@ -1,7 +1,9 @@
 package convert
 
 import (
+	"cmp"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode"
@@ -19,6 +21,35 @@ type Config struct {
 	Workdir    string   `json:"workdir,omitempty"` // absolute, clean
 	Entrypoint []string `json:"entrypoint,omitempty"`
 	Cmd        []string `json:"cmd,omitempty"`
+}
+
+// Under is what a sandbox of both is told, where over is of the layer above.
+func (c Config) Under(over Config) Config {
+	c.Env = MergeEnv(c.Env, over.Env)
+	c.User, c.Workdir = cmp.Or(over.User, c.User), cmp.Or(over.Workdir, c.Workdir)
+	if len(over.Entrypoint)+len(over.Cmd) > 0 {
+		c.Entrypoint, c.Cmd = over.Entrypoint, over.Cmd
+	}
+	return c
+}
+
+// MergeEnv is base with what over says; both have no name twice, and the
+// result shares memory with base where over is empty.
+func MergeEnv(base, over []string) []string {
+	if len(over) == 0 {
+		return base
+	}
+	if len(base) == 0 {
+		return over
+	}
+	out := make([]string, 0, len(base)+len(over))
+	for _, kv := range base {
+		name := kv[:strings.IndexByte(kv, '=')+1]
+		if name == "" || !slices.ContainsFunc(over, func(o string) bool { return strings.HasPrefix(o, name) }) {
+			out = append(out, kv)
+		}
+	}
+	return append(out, over...)
 }
 
 // Bounds of a configuration; execve(2) would refuse more.

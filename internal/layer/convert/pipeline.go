@@ -1,6 +1,7 @@
 package convert
 
 import (
+	"context"
 	"crypto/sha256"
 	"hash"
 	"io"
@@ -90,6 +91,22 @@ func (r *hashed) Read(p []byte) (int, error) {
 	n, err := r.r.Read(p)
 	r.h.add(p[:n])
 	return n, err
+}
+
+// UntilDone reads from r until ctx ends, and then fails with why it did.
+func UntilDone(ctx context.Context, r io.Reader) io.Reader { return &untilDone{ctx, r} }
+
+type untilDone struct {
+	ctx context.Context
+	r   io.Reader
+}
+
+// Read implements io.Reader.
+func (u *untilDone) Read(p []byte) (int, error) {
+	if u.ctx.Err() != nil {
+		return 0, context.Cause(u.ctx)
+	}
+	return u.r.Read(p)
 }
 
 // gate is a reader that can be shut while somebody else reads it.

@@ -13,7 +13,6 @@ package export
 import (
 	"archive/tar"
 	"bytes"
-	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -24,7 +23,6 @@ import (
 	"io"
 	"io/fs"
 	"runtime"
-	"strings"
 	"time"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -60,7 +58,10 @@ type document struct {
 // unsupported where a layer has what a layer of an image cannot have.
 func Plan(ctx context.Context, layers []Layer) (*Image, error) {
 	img := &Image{layers: layers}
-	cfg := merge(layers)
+	var cfg convert.Config // of one layer it is to the letter that layer's: a part of what its digest is of
+	for _, l := range layers {
+		cfg = cfg.Under(l.Config)
+	}
 	cf := v1.ConfigFile{
 		OS: "linux", Architecture: runtime.GOARCH,
 		Config: v1.Config{Env: cfg.Env, User: cfg.User, WorkingDir: cfg.Workdir, Entrypoint: cfg.Entrypoint, Cmd: cfg.Cmd},
@@ -96,32 +97,6 @@ func Plan(ctx context.Context, layers []Layer) (*Image, error) {
 		{blobName(top.Digest), manifest}, {blobName(describe(config, "").Digest), config},
 	}
 	return img, img.measure()
-}
-
-// merge says of processes what a sandbox of these layers would: the upper ones add
-// to the environment, and win.
-func merge(layers []Layer) (cfg convert.Config) {
-	if len(layers) == 1 {
-		return layers[0].Config // to the letter: it is part of what a layer's digest is of
-	}
-	at := map[string]int{}
-	for _, l := range layers {
-		c := l.Config
-		for _, kv := range c.Env {
-			name, _, _ := strings.Cut(kv, "=")
-			if i, ok := at[name]; ok {
-				cfg.Env[i] = kv
-				continue
-			}
-			at[name] = len(cfg.Env)
-			cfg.Env = append(cfg.Env, kv)
-		}
-		cfg.User, cfg.Workdir = cmp.Or(c.User, cfg.User), cmp.Or(c.Workdir, cfg.Workdir)
-		if c.Entrypoint != nil || c.Cmd != nil {
-			cfg.Entrypoint, cfg.Cmd = c.Entrypoint, c.Cmd
-		}
-	}
-	return cfg
 }
 
 func describe(doc []byte, kind types.MediaType) v1.Descriptor {

@@ -11,6 +11,7 @@ import (
 	"github.com/erofs/go-erofs"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/layer/convert"
 )
 
 // Whiteouts as OCI layers have them, and the opaque mark of overlayfs.
@@ -132,24 +133,11 @@ func (t *layerWriter) regular(path string, hdr *tar.Header, size int64) error {
 		return err
 	}
 	defer func() { _ = f.Close() }()
-	n, err := io.CopyBuffer(struct{ io.Writer }{t.tw}, io.LimitReader(&bounded{t.ctx, f}, size), t.buf)
+	n, err := io.CopyBuffer(struct{ io.Writer }{t.tw}, io.LimitReader(convert.UntilDone(t.ctx, f), size), t.buf)
 	if err == nil && n != size {
 		err = fmt.Errorf("%s: %w", quote(path), io.ErrUnexpectedEOF)
 	}
 	return err
-}
-
-// bounded reads until its context ends.
-type bounded struct {
-	ctx context.Context
-	r   io.Reader
-}
-
-func (b *bounded) Read(p []byte) (int, error) {
-	if err := b.ctx.Err(); err != nil {
-		return 0, err
-	}
-	return b.r.Read(p)
 }
 
 // whiteout writes a name that hides another.

@@ -278,7 +278,7 @@ func (w *writer) content(f *os.File, head []byte, parts []string, size int64) er
 		return err
 	}
 	rest := size - int64(len(head))
-	n, err := io.CopyBuffer(struct{ io.Writer }{w.tw}, &untilDone{w.ctx, io.LimitReader(f, rest)}, w.buf)
+	n, err := io.CopyBuffer(struct{ io.Writer }{w.tw}, convert.UntilDone(w.ctx, io.LimitReader(f, rest)), w.buf)
 	if err == nil && n != rest {
 		err = fmt.Errorf("%s changed while it was read", quote(parts))
 	}
@@ -303,19 +303,6 @@ func (w *writer) secret(parts []string, head []byte, st *unix.Stat_t, in inside)
 	}
 	w.report.begin(plain(parts), reasonSecret, what).count(st)
 	return true, nil
-}
-
-// untilDone reads until its context ends.
-type untilDone struct {
-	ctx context.Context
-	r   io.Reader
-}
-
-func (u *untilDone) Read(p []byte) (int, error) {
-	if u.ctx.Err() != nil {
-		return 0, context.Cause(u.ctx)
-	}
-	return u.r.Read(p)
 }
 
 // header is that of an entry, with IDs as the sandbox sees them.

@@ -1223,6 +1223,86 @@ func (x *SweepLayersResponse) GetLayers() []*StoredLayer {
 	return nil
 }
 
+type ForgetLayerRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Digest        string                 `protobuf:"bytes,1,opt,name=digest,proto3" json:"digest,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ForgetLayerRequest) Reset() {
+	*x = ForgetLayerRequest{}
+	mi := &file_dsec_v1_edge_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ForgetLayerRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ForgetLayerRequest) ProtoMessage() {}
+
+func (x *ForgetLayerRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_edge_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ForgetLayerRequest.ProtoReflect.Descriptor instead.
+func (*ForgetLayerRequest) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *ForgetLayerRequest) GetDigest() string {
+	if x != nil {
+		return x.Digest
+	}
+	return ""
+}
+
+type ForgetLayerResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ForgetLayerResponse) Reset() {
+	*x = ForgetLayerResponse{}
+	mi := &file_dsec_v1_edge_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ForgetLayerResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ForgetLayerResponse) ProtoMessage() {}
+
+func (x *ForgetLayerResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_edge_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ForgetLayerResponse.ProtoReflect.Descriptor instead.
+func (*ForgetLayerResponse) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_edge_proto_rawDescGZIP(), []int{24}
+}
+
 var File_dsec_v1_edge_proto protoreflect.FileDescriptor
 
 const file_dsec_v1_edge_proto_rawDesc = "" +
@@ -1304,7 +1384,10 @@ const file_dsec_v1_edge_proto_rawDesc = "" +
 	"\x03age\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x03age\x12\x12\n" +
 	"\x04unit\x18\x02 \x01(\tR\x04unit\"C\n" +
 	"\x13SweepLayersResponse\x12,\n" +
-	"\x06layers\x18\x01 \x03(\v2\x14.dsec.v1.StoredLayerR\x06layers2\xc4\r\n" +
+	"\x06layers\x18\x01 \x03(\v2\x14.dsec.v1.StoredLayerR\x06layers\",\n" +
+	"\x12ForgetLayerRequest\x12\x16\n" +
+	"\x06digest\x18\x01 \x01(\tR\x06digest\"\x15\n" +
+	"\x13ForgetLayerResponse2\x93\x0e\n" +
 	"\vEdgeService\x128\n" +
 	"\x04Info\x12\x14.dsec.v1.InfoRequest\x1a\x15.dsec.v1.InfoResponse\"\x03\x90\x02\x02\x12T\n" +
 	"\x0fCreateSandboxes\x12\x1f.dsec.v1.CreateSandboxesRequest\x1a .dsec.v1.CreateSandboxesResponse\x12M\n" +
@@ -1331,7 +1414,8 @@ const file_dsec_v1_edge_proto_rawDesc = "" +
 	"\rPrefetchLayer\x12\x1d.dsec.v1.PrefetchLayerRequest\x1a\x1e.dsec.v1.PrefetchLayerResponse\"\x03\x90\x02\x020\x01\x12M\n" +
 	"\vClaimLayers\x12\x1b.dsec.v1.ClaimLayersRequest\x1a\x1c.dsec.v1.ClaimLayersResponse\"\x03\x90\x02\x02\x12G\n" +
 	"\tDropLayer\x12\x19.dsec.v1.DropLayerRequest\x1a\x1a.dsec.v1.DropLayerResponse\"\x03\x90\x02\x02\x12M\n" +
-	"\vSweepLayers\x12\x1b.dsec.v1.SweepLayersRequest\x1a\x1c.dsec.v1.SweepLayersResponse\"\x03\x90\x02\x02B/Z-github.com/opendsec/dsec/proto/dsec/v1;dsecv1b\x06proto3"
+	"\vSweepLayers\x12\x1b.dsec.v1.SweepLayersRequest\x1a\x1c.dsec.v1.SweepLayersResponse\"\x03\x90\x02\x02\x12M\n" +
+	"\vForgetLayer\x12\x1b.dsec.v1.ForgetLayerRequest\x1a\x1c.dsec.v1.ForgetLayerResponse\"\x03\x90\x02\x02B/Z-github.com/opendsec/dsec/proto/dsec/v1;dsecv1b\x06proto3"
 
 var (
 	file_dsec_v1_edge_proto_rawDescOnce sync.Once
@@ -1345,7 +1429,7 @@ func file_dsec_v1_edge_proto_rawDescGZIP() []byte {
 	return file_dsec_v1_edge_proto_rawDescData
 }
 
-var file_dsec_v1_edge_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
+var file_dsec_v1_edge_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
 var file_dsec_v1_edge_proto_goTypes = []any{
 	(*InfoRequest)(nil),             // 0: dsec.v1.InfoRequest
 	(*InfoResponse)(nil),            // 1: dsec.v1.InfoResponse
@@ -1370,106 +1454,110 @@ var file_dsec_v1_edge_proto_goTypes = []any{
 	(*DropLayerResponse)(nil),       // 20: dsec.v1.DropLayerResponse
 	(*SweepLayersRequest)(nil),      // 21: dsec.v1.SweepLayersRequest
 	(*SweepLayersResponse)(nil),     // 22: dsec.v1.SweepLayersResponse
-	(*Limits)(nil),                  // 23: dsec.v1.Limits
-	(*CreateRequest)(nil),           // 24: dsec.v1.CreateRequest
-	(*BatchCreateItem)(nil),         // 25: dsec.v1.BatchCreateItem
-	(*PauseOptions)(nil),            // 26: dsec.v1.PauseOptions
-	(*JobItem)(nil),                 // 27: dsec.v1.JobItem
-	(*Scrub)(nil),                   // 28: dsec.v1.Scrub
-	(*Layer)(nil),                   // 29: dsec.v1.Layer
-	(*PackReport)(nil),              // 30: dsec.v1.PackReport
-	(*LayerOrigin)(nil),             // 31: dsec.v1.LayerOrigin
-	(*durationpb.Duration)(nil),     // 32: google.protobuf.Duration
-	(*StoredLayer)(nil),             // 33: dsec.v1.StoredLayer
-	(*GetRequest)(nil),              // 34: dsec.v1.GetRequest
-	(*ListRequest)(nil),             // 35: dsec.v1.ListRequest
-	(*KillRequest)(nil),             // 36: dsec.v1.KillRequest
-	(*ExtendRequest)(nil),           // 37: dsec.v1.ExtendRequest
-	(*UsageRequest)(nil),            // 38: dsec.v1.UsageRequest
-	(*PauseRequest)(nil),            // 39: dsec.v1.PauseRequest
-	(*ResumeRequest)(nil),           // 40: dsec.v1.ResumeRequest
-	(*WatchNodeRequest)(nil),        // 41: dsec.v1.WatchNodeRequest
-	(*ImportLayerRequest)(nil),      // 42: dsec.v1.ImportLayerRequest
-	(*PullLayerRequest)(nil),        // 43: dsec.v1.PullLayerRequest
-	(*ExportLayerRequest)(nil),      // 44: dsec.v1.ExportLayerRequest
-	(*PrefetchLayerRequest)(nil),    // 45: dsec.v1.PrefetchLayerRequest
-	(*GetResponse)(nil),             // 46: dsec.v1.GetResponse
-	(*ListResponse)(nil),            // 47: dsec.v1.ListResponse
-	(*KillResponse)(nil),            // 48: dsec.v1.KillResponse
-	(*ExtendResponse)(nil),          // 49: dsec.v1.ExtendResponse
-	(*UsageResponse)(nil),           // 50: dsec.v1.UsageResponse
-	(*PauseResponse)(nil),           // 51: dsec.v1.PauseResponse
-	(*ResumeResponse)(nil),          // 52: dsec.v1.ResumeResponse
-	(*WatchNodeResponse)(nil),       // 53: dsec.v1.WatchNodeResponse
-	(*ImportLayerResponse)(nil),     // 54: dsec.v1.ImportLayerResponse
-	(*PullLayerResponse)(nil),       // 55: dsec.v1.PullLayerResponse
-	(*ExportLayerResponse)(nil),     // 56: dsec.v1.ExportLayerResponse
-	(*PrefetchLayerResponse)(nil),   // 57: dsec.v1.PrefetchLayerResponse
+	(*ForgetLayerRequest)(nil),      // 23: dsec.v1.ForgetLayerRequest
+	(*ForgetLayerResponse)(nil),     // 24: dsec.v1.ForgetLayerResponse
+	(*Limits)(nil),                  // 25: dsec.v1.Limits
+	(*CreateRequest)(nil),           // 26: dsec.v1.CreateRequest
+	(*BatchCreateItem)(nil),         // 27: dsec.v1.BatchCreateItem
+	(*PauseOptions)(nil),            // 28: dsec.v1.PauseOptions
+	(*JobItem)(nil),                 // 29: dsec.v1.JobItem
+	(*Scrub)(nil),                   // 30: dsec.v1.Scrub
+	(*Layer)(nil),                   // 31: dsec.v1.Layer
+	(*PackReport)(nil),              // 32: dsec.v1.PackReport
+	(*LayerOrigin)(nil),             // 33: dsec.v1.LayerOrigin
+	(*durationpb.Duration)(nil),     // 34: google.protobuf.Duration
+	(*StoredLayer)(nil),             // 35: dsec.v1.StoredLayer
+	(*GetRequest)(nil),              // 36: dsec.v1.GetRequest
+	(*ListRequest)(nil),             // 37: dsec.v1.ListRequest
+	(*KillRequest)(nil),             // 38: dsec.v1.KillRequest
+	(*ExtendRequest)(nil),           // 39: dsec.v1.ExtendRequest
+	(*UsageRequest)(nil),            // 40: dsec.v1.UsageRequest
+	(*PauseRequest)(nil),            // 41: dsec.v1.PauseRequest
+	(*ResumeRequest)(nil),           // 42: dsec.v1.ResumeRequest
+	(*WatchNodeRequest)(nil),        // 43: dsec.v1.WatchNodeRequest
+	(*ImportLayerRequest)(nil),      // 44: dsec.v1.ImportLayerRequest
+	(*PullLayerRequest)(nil),        // 45: dsec.v1.PullLayerRequest
+	(*ExportLayerRequest)(nil),      // 46: dsec.v1.ExportLayerRequest
+	(*PrefetchLayerRequest)(nil),    // 47: dsec.v1.PrefetchLayerRequest
+	(*GetResponse)(nil),             // 48: dsec.v1.GetResponse
+	(*ListResponse)(nil),            // 49: dsec.v1.ListResponse
+	(*KillResponse)(nil),            // 50: dsec.v1.KillResponse
+	(*ExtendResponse)(nil),          // 51: dsec.v1.ExtendResponse
+	(*UsageResponse)(nil),           // 52: dsec.v1.UsageResponse
+	(*PauseResponse)(nil),           // 53: dsec.v1.PauseResponse
+	(*ResumeResponse)(nil),          // 54: dsec.v1.ResumeResponse
+	(*WatchNodeResponse)(nil),       // 55: dsec.v1.WatchNodeResponse
+	(*ImportLayerResponse)(nil),     // 56: dsec.v1.ImportLayerResponse
+	(*PullLayerResponse)(nil),       // 57: dsec.v1.PullLayerResponse
+	(*ExportLayerResponse)(nil),     // 58: dsec.v1.ExportLayerResponse
+	(*PrefetchLayerResponse)(nil),   // 59: dsec.v1.PrefetchLayerResponse
 }
 var file_dsec_v1_edge_proto_depIdxs = []int32{
 	2,  // 0: dsec.v1.InfoResponse.backends:type_name -> dsec.v1.BackendInfo
-	23, // 1: dsec.v1.InfoResponse.default_limits:type_name -> dsec.v1.Limits
-	23, // 2: dsec.v1.InfoResponse.max_limits:type_name -> dsec.v1.Limits
+	25, // 1: dsec.v1.InfoResponse.default_limits:type_name -> dsec.v1.Limits
+	25, // 2: dsec.v1.InfoResponse.max_limits:type_name -> dsec.v1.Limits
 	4,  // 3: dsec.v1.CreateSandboxesRequest.items:type_name -> dsec.v1.CreateSandboxesItem
-	24, // 4: dsec.v1.CreateSandboxesItem.request:type_name -> dsec.v1.CreateRequest
-	25, // 5: dsec.v1.CreateSandboxesResponse.items:type_name -> dsec.v1.BatchCreateItem
-	26, // 6: dsec.v1.ApplyToJobRequest.pause:type_name -> dsec.v1.PauseOptions
-	27, // 7: dsec.v1.ApplyToJobResponse.items:type_name -> dsec.v1.JobItem
-	28, // 8: dsec.v1.PackSandboxRequest.scrub:type_name -> dsec.v1.Scrub
-	29, // 9: dsec.v1.PackSandboxResponse.layer:type_name -> dsec.v1.Layer
-	30, // 10: dsec.v1.PackSandboxResponse.report:type_name -> dsec.v1.PackReport
-	24, // 11: dsec.v1.PackSandboxResponse.create:type_name -> dsec.v1.CreateRequest
-	31, // 12: dsec.v1.ResolveImageResponse.origin:type_name -> dsec.v1.LayerOrigin
-	32, // 13: dsec.v1.SweepLayersRequest.age:type_name -> google.protobuf.Duration
-	33, // 14: dsec.v1.SweepLayersResponse.layers:type_name -> dsec.v1.StoredLayer
+	26, // 4: dsec.v1.CreateSandboxesItem.request:type_name -> dsec.v1.CreateRequest
+	27, // 5: dsec.v1.CreateSandboxesResponse.items:type_name -> dsec.v1.BatchCreateItem
+	28, // 6: dsec.v1.ApplyToJobRequest.pause:type_name -> dsec.v1.PauseOptions
+	29, // 7: dsec.v1.ApplyToJobResponse.items:type_name -> dsec.v1.JobItem
+	30, // 8: dsec.v1.PackSandboxRequest.scrub:type_name -> dsec.v1.Scrub
+	31, // 9: dsec.v1.PackSandboxResponse.layer:type_name -> dsec.v1.Layer
+	32, // 10: dsec.v1.PackSandboxResponse.report:type_name -> dsec.v1.PackReport
+	26, // 11: dsec.v1.PackSandboxResponse.create:type_name -> dsec.v1.CreateRequest
+	33, // 12: dsec.v1.ResolveImageResponse.origin:type_name -> dsec.v1.LayerOrigin
+	34, // 13: dsec.v1.SweepLayersRequest.age:type_name -> google.protobuf.Duration
+	35, // 14: dsec.v1.SweepLayersResponse.layers:type_name -> dsec.v1.StoredLayer
 	0,  // 15: dsec.v1.EdgeService.Info:input_type -> dsec.v1.InfoRequest
 	3,  // 16: dsec.v1.EdgeService.CreateSandboxes:input_type -> dsec.v1.CreateSandboxesRequest
 	6,  // 17: dsec.v1.EdgeService.FindRequest:input_type -> dsec.v1.FindRequestRequest
-	34, // 18: dsec.v1.EdgeService.GetSandbox:input_type -> dsec.v1.GetRequest
-	35, // 19: dsec.v1.EdgeService.ListSandboxes:input_type -> dsec.v1.ListRequest
-	36, // 20: dsec.v1.EdgeService.KillSandbox:input_type -> dsec.v1.KillRequest
-	37, // 21: dsec.v1.EdgeService.ExtendSandbox:input_type -> dsec.v1.ExtendRequest
-	38, // 22: dsec.v1.EdgeService.GetUsage:input_type -> dsec.v1.UsageRequest
-	39, // 23: dsec.v1.EdgeService.PauseSandbox:input_type -> dsec.v1.PauseRequest
-	40, // 24: dsec.v1.EdgeService.ResumeSandbox:input_type -> dsec.v1.ResumeRequest
+	36, // 18: dsec.v1.EdgeService.GetSandbox:input_type -> dsec.v1.GetRequest
+	37, // 19: dsec.v1.EdgeService.ListSandboxes:input_type -> dsec.v1.ListRequest
+	38, // 20: dsec.v1.EdgeService.KillSandbox:input_type -> dsec.v1.KillRequest
+	39, // 21: dsec.v1.EdgeService.ExtendSandbox:input_type -> dsec.v1.ExtendRequest
+	40, // 22: dsec.v1.EdgeService.GetUsage:input_type -> dsec.v1.UsageRequest
+	41, // 23: dsec.v1.EdgeService.PauseSandbox:input_type -> dsec.v1.PauseRequest
+	42, // 24: dsec.v1.EdgeService.ResumeSandbox:input_type -> dsec.v1.ResumeRequest
 	8,  // 25: dsec.v1.EdgeService.ApplyToJob:input_type -> dsec.v1.ApplyToJobRequest
 	10, // 26: dsec.v1.EdgeService.PackSandbox:input_type -> dsec.v1.PackSandboxRequest
 	12, // 27: dsec.v1.EdgeService.RedirectSandbox:input_type -> dsec.v1.RedirectSandboxRequest
-	41, // 28: dsec.v1.EdgeService.WatchNode:input_type -> dsec.v1.WatchNodeRequest
-	42, // 29: dsec.v1.EdgeService.BuildLayer:input_type -> dsec.v1.ImportLayerRequest
-	43, // 30: dsec.v1.EdgeService.ResolveImage:input_type -> dsec.v1.PullLayerRequest
-	43, // 31: dsec.v1.EdgeService.PullLayer:input_type -> dsec.v1.PullLayerRequest
+	43, // 28: dsec.v1.EdgeService.WatchNode:input_type -> dsec.v1.WatchNodeRequest
+	44, // 29: dsec.v1.EdgeService.BuildLayer:input_type -> dsec.v1.ImportLayerRequest
+	45, // 30: dsec.v1.EdgeService.ResolveImage:input_type -> dsec.v1.PullLayerRequest
+	45, // 31: dsec.v1.EdgeService.PullLayer:input_type -> dsec.v1.PullLayerRequest
 	15, // 32: dsec.v1.EdgeService.CheckLayers:input_type -> dsec.v1.CheckLayersRequest
-	44, // 33: dsec.v1.EdgeService.ExportLayer:input_type -> dsec.v1.ExportLayerRequest
-	45, // 34: dsec.v1.EdgeService.PrefetchLayer:input_type -> dsec.v1.PrefetchLayerRequest
+	46, // 33: dsec.v1.EdgeService.ExportLayer:input_type -> dsec.v1.ExportLayerRequest
+	47, // 34: dsec.v1.EdgeService.PrefetchLayer:input_type -> dsec.v1.PrefetchLayerRequest
 	17, // 35: dsec.v1.EdgeService.ClaimLayers:input_type -> dsec.v1.ClaimLayersRequest
 	19, // 36: dsec.v1.EdgeService.DropLayer:input_type -> dsec.v1.DropLayerRequest
 	21, // 37: dsec.v1.EdgeService.SweepLayers:input_type -> dsec.v1.SweepLayersRequest
-	1,  // 38: dsec.v1.EdgeService.Info:output_type -> dsec.v1.InfoResponse
-	5,  // 39: dsec.v1.EdgeService.CreateSandboxes:output_type -> dsec.v1.CreateSandboxesResponse
-	7,  // 40: dsec.v1.EdgeService.FindRequest:output_type -> dsec.v1.FindRequestResponse
-	46, // 41: dsec.v1.EdgeService.GetSandbox:output_type -> dsec.v1.GetResponse
-	47, // 42: dsec.v1.EdgeService.ListSandboxes:output_type -> dsec.v1.ListResponse
-	48, // 43: dsec.v1.EdgeService.KillSandbox:output_type -> dsec.v1.KillResponse
-	49, // 44: dsec.v1.EdgeService.ExtendSandbox:output_type -> dsec.v1.ExtendResponse
-	50, // 45: dsec.v1.EdgeService.GetUsage:output_type -> dsec.v1.UsageResponse
-	51, // 46: dsec.v1.EdgeService.PauseSandbox:output_type -> dsec.v1.PauseResponse
-	52, // 47: dsec.v1.EdgeService.ResumeSandbox:output_type -> dsec.v1.ResumeResponse
-	9,  // 48: dsec.v1.EdgeService.ApplyToJob:output_type -> dsec.v1.ApplyToJobResponse
-	11, // 49: dsec.v1.EdgeService.PackSandbox:output_type -> dsec.v1.PackSandboxResponse
-	13, // 50: dsec.v1.EdgeService.RedirectSandbox:output_type -> dsec.v1.RedirectSandboxResponse
-	53, // 51: dsec.v1.EdgeService.WatchNode:output_type -> dsec.v1.WatchNodeResponse
-	54, // 52: dsec.v1.EdgeService.BuildLayer:output_type -> dsec.v1.ImportLayerResponse
-	14, // 53: dsec.v1.EdgeService.ResolveImage:output_type -> dsec.v1.ResolveImageResponse
-	55, // 54: dsec.v1.EdgeService.PullLayer:output_type -> dsec.v1.PullLayerResponse
-	16, // 55: dsec.v1.EdgeService.CheckLayers:output_type -> dsec.v1.CheckLayersResponse
-	56, // 56: dsec.v1.EdgeService.ExportLayer:output_type -> dsec.v1.ExportLayerResponse
-	57, // 57: dsec.v1.EdgeService.PrefetchLayer:output_type -> dsec.v1.PrefetchLayerResponse
-	18, // 58: dsec.v1.EdgeService.ClaimLayers:output_type -> dsec.v1.ClaimLayersResponse
-	20, // 59: dsec.v1.EdgeService.DropLayer:output_type -> dsec.v1.DropLayerResponse
-	22, // 60: dsec.v1.EdgeService.SweepLayers:output_type -> dsec.v1.SweepLayersResponse
-	38, // [38:61] is the sub-list for method output_type
-	15, // [15:38] is the sub-list for method input_type
+	23, // 38: dsec.v1.EdgeService.ForgetLayer:input_type -> dsec.v1.ForgetLayerRequest
+	1,  // 39: dsec.v1.EdgeService.Info:output_type -> dsec.v1.InfoResponse
+	5,  // 40: dsec.v1.EdgeService.CreateSandboxes:output_type -> dsec.v1.CreateSandboxesResponse
+	7,  // 41: dsec.v1.EdgeService.FindRequest:output_type -> dsec.v1.FindRequestResponse
+	48, // 42: dsec.v1.EdgeService.GetSandbox:output_type -> dsec.v1.GetResponse
+	49, // 43: dsec.v1.EdgeService.ListSandboxes:output_type -> dsec.v1.ListResponse
+	50, // 44: dsec.v1.EdgeService.KillSandbox:output_type -> dsec.v1.KillResponse
+	51, // 45: dsec.v1.EdgeService.ExtendSandbox:output_type -> dsec.v1.ExtendResponse
+	52, // 46: dsec.v1.EdgeService.GetUsage:output_type -> dsec.v1.UsageResponse
+	53, // 47: dsec.v1.EdgeService.PauseSandbox:output_type -> dsec.v1.PauseResponse
+	54, // 48: dsec.v1.EdgeService.ResumeSandbox:output_type -> dsec.v1.ResumeResponse
+	9,  // 49: dsec.v1.EdgeService.ApplyToJob:output_type -> dsec.v1.ApplyToJobResponse
+	11, // 50: dsec.v1.EdgeService.PackSandbox:output_type -> dsec.v1.PackSandboxResponse
+	13, // 51: dsec.v1.EdgeService.RedirectSandbox:output_type -> dsec.v1.RedirectSandboxResponse
+	55, // 52: dsec.v1.EdgeService.WatchNode:output_type -> dsec.v1.WatchNodeResponse
+	56, // 53: dsec.v1.EdgeService.BuildLayer:output_type -> dsec.v1.ImportLayerResponse
+	14, // 54: dsec.v1.EdgeService.ResolveImage:output_type -> dsec.v1.ResolveImageResponse
+	57, // 55: dsec.v1.EdgeService.PullLayer:output_type -> dsec.v1.PullLayerResponse
+	16, // 56: dsec.v1.EdgeService.CheckLayers:output_type -> dsec.v1.CheckLayersResponse
+	58, // 57: dsec.v1.EdgeService.ExportLayer:output_type -> dsec.v1.ExportLayerResponse
+	59, // 58: dsec.v1.EdgeService.PrefetchLayer:output_type -> dsec.v1.PrefetchLayerResponse
+	18, // 59: dsec.v1.EdgeService.ClaimLayers:output_type -> dsec.v1.ClaimLayersResponse
+	20, // 60: dsec.v1.EdgeService.DropLayer:output_type -> dsec.v1.DropLayerResponse
+	22, // 61: dsec.v1.EdgeService.SweepLayers:output_type -> dsec.v1.SweepLayersResponse
+	24, // 62: dsec.v1.EdgeService.ForgetLayer:output_type -> dsec.v1.ForgetLayerResponse
+	39, // [39:63] is the sub-list for method output_type
+	15, // [15:39] is the sub-list for method input_type
 	15, // [15:15] is the sub-list for extension type_name
 	15, // [15:15] is the sub-list for extension extendee
 	0,  // [0:15] is the sub-list for field type_name
@@ -1492,7 +1580,7 @@ func file_dsec_v1_edge_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dsec_v1_edge_proto_rawDesc), len(file_dsec_v1_edge_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   23,
+			NumMessages:   25,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -87,6 +87,8 @@ const (
 	EdgeServiceDropLayerProcedure = "/dsec.v1.EdgeService/DropLayer"
 	// EdgeServiceSweepLayersProcedure is the fully-qualified name of the EdgeService's SweepLayers RPC.
 	EdgeServiceSweepLayersProcedure = "/dsec.v1.EdgeService/SweepLayers"
+	// EdgeServiceForgetLayerProcedure is the fully-qualified name of the EdgeService's ForgetLayer RPC.
+	EdgeServiceForgetLayerProcedure = "/dsec.v1.EdgeService/ForgetLayer"
 )
 
 // EdgeServiceClient is a client for the dsec.v1.EdgeService service.
@@ -138,6 +140,9 @@ type EdgeServiceClient interface {
 	// stored longer than age ago, is removed. It is a conflict where the store belongs
 	// to another control plane.
 	SweepLayers(context.Context, *connect.Request[v1.SweepLayersRequest]) (*connect.Response[v1.SweepLayersResponse], error)
+	// ForgetLayer removes what the node itself has of a layer, before another one removes
+	// it from the store; conflict where a sandbox uses it here.
+	ForgetLayer(context.Context, *connect.Request[v1.ForgetLayerRequest]) (*connect.Response[v1.ForgetLayerResponse], error)
 }
 
 // NewEdgeServiceClient constructs a client for the dsec.v1.EdgeService service. By default, it uses
@@ -310,6 +315,13 @@ func NewEdgeServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
+		forgetLayer: connect.NewClient[v1.ForgetLayerRequest, v1.ForgetLayerResponse](
+			httpClient,
+			baseURL+EdgeServiceForgetLayerProcedure,
+			connect.WithSchema(edgeServiceMethods.ByName("ForgetLayer")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -338,6 +350,7 @@ type edgeServiceClient struct {
 	claimLayers     *connect.Client[v1.ClaimLayersRequest, v1.ClaimLayersResponse]
 	dropLayer       *connect.Client[v1.DropLayerRequest, v1.DropLayerResponse]
 	sweepLayers     *connect.Client[v1.SweepLayersRequest, v1.SweepLayersResponse]
+	forgetLayer     *connect.Client[v1.ForgetLayerRequest, v1.ForgetLayerResponse]
 }
 
 // Info calls dsec.v1.EdgeService.Info.
@@ -455,6 +468,11 @@ func (c *edgeServiceClient) SweepLayers(ctx context.Context, req *connect.Reques
 	return c.sweepLayers.CallUnary(ctx, req)
 }
 
+// ForgetLayer calls dsec.v1.EdgeService.ForgetLayer.
+func (c *edgeServiceClient) ForgetLayer(ctx context.Context, req *connect.Request[v1.ForgetLayerRequest]) (*connect.Response[v1.ForgetLayerResponse], error) {
+	return c.forgetLayer.CallUnary(ctx, req)
+}
+
 // EdgeServiceHandler is an implementation of the dsec.v1.EdgeService service.
 type EdgeServiceHandler interface {
 	Info(context.Context, *connect.Request[v1.InfoRequest]) (*connect.Response[v1.InfoResponse], error)
@@ -504,6 +522,9 @@ type EdgeServiceHandler interface {
 	// stored longer than age ago, is removed. It is a conflict where the store belongs
 	// to another control plane.
 	SweepLayers(context.Context, *connect.Request[v1.SweepLayersRequest]) (*connect.Response[v1.SweepLayersResponse], error)
+	// ForgetLayer removes what the node itself has of a layer, before another one removes
+	// it from the store; conflict where a sandbox uses it here.
+	ForgetLayer(context.Context, *connect.Request[v1.ForgetLayerRequest]) (*connect.Response[v1.ForgetLayerResponse], error)
 }
 
 // NewEdgeServiceHandler builds an HTTP handler from the service implementation. It returns the path
@@ -672,6 +693,13 @@ func NewEdgeServiceHandler(svc EdgeServiceHandler, opts ...connect.HandlerOption
 		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
+	edgeServiceForgetLayerHandler := connect.NewUnaryHandler(
+		EdgeServiceForgetLayerProcedure,
+		svc.ForgetLayer,
+		connect.WithSchema(edgeServiceMethods.ByName("ForgetLayer")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/dsec.v1.EdgeService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case EdgeServiceInfoProcedure:
@@ -720,6 +748,8 @@ func NewEdgeServiceHandler(svc EdgeServiceHandler, opts ...connect.HandlerOption
 			edgeServiceDropLayerHandler.ServeHTTP(w, r)
 		case EdgeServiceSweepLayersProcedure:
 			edgeServiceSweepLayersHandler.ServeHTTP(w, r)
+		case EdgeServiceForgetLayerProcedure:
+			edgeServiceForgetLayerHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -819,4 +849,8 @@ func (UnimplementedEdgeServiceHandler) DropLayer(context.Context, *connect.Reque
 
 func (UnimplementedEdgeServiceHandler) SweepLayers(context.Context, *connect.Request[v1.SweepLayersRequest]) (*connect.Response[v1.SweepLayersResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.EdgeService.SweepLayers is not implemented"))
+}
+
+func (UnimplementedEdgeServiceHandler) ForgetLayer(context.Context, *connect.Request[v1.ForgetLayerRequest]) (*connect.Response[v1.ForgetLayerResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dsec.v1.EdgeService.ForgetLayer is not implemented"))
 }
