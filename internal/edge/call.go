@@ -137,6 +137,10 @@ func (c *call) fail(err error) error {
 		if c.over() {
 			c.s.mu.Lock()
 			defer c.s.mu.Unlock()
+			// Who took its place has nothing of the call, which must not begin there anew.
+			if c.s.movedTo != "" {
+				return dsec.Errorf(dsec.CodeOutcomeUnknown, "sandbox %s was moved to %s in mid-call, and what ran in it ended", c.s.id, c.s.movedTo)
+			}
 			if serr := c.s.notRunning(); serr != nil {
 				return serr
 			}

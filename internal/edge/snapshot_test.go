@@ -8,6 +8,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"connectrpc.com/connect"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -16,6 +17,7 @@ import (
 	"github.com/opendsec/dsec/internal/backend/fake"
 	"github.com/opendsec/dsec/internal/edge"
 	"github.com/opendsec/dsec/internal/layer"
+	"github.com/opendsec/dsec/internal/testutil"
 	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
 )
 
@@ -180,6 +182,40 @@ func TestRedirect(t *testing.T) {
 			t.Fatal("the one that took its place has ended")
 		}
 		n.restart()
+	}
+}
+
+// What was under way in a sandbox that is moved has an unknown outcome: an error that led
+// to the other sandbox would have it done once more.
+func TestRedirectInMidCall(t *testing.T) {
+	n := newNode(t, withLayers(newLayers()))
+	id := n.create(&dsecv1.CreateRequest{})
+	stream, err := n.process.Start(t.Context(), connect.NewRequest(&dsecv1.StartRequest{SandboxId: id, Command: &dsecv1.Command{Shell: "sleep 1000"}}))
+	if err != nil || !stream.Receive() {
+		t.Fatal(err)
+	}
+	unary := make(chan error, 1)
+	go func() { unary <- second(n.exec(id, "sleep", "1000")) }()
+	testutil.WaitFor(t, 10*time.Second, "the second command", func() error {
+		list, err := n.process.ListProcesses(t.Context(), connect.NewRequest(&dsecv1.ListProcessesRequest{SandboxId: id}))
+		if err == nil && len(list.Msg.Processes) < 2 {
+			err = fmt.Errorf("%d commands", len(list.Msg.Processes))
+		}
+		return err
+	})
+	packed := n.mustPack(&dsecv1.PackSandboxRequest{SandboxId: id, Pause: true})
+	to := n.create(packed.Create)
+	_, err = n.RedirectSandbox(t.Context(), connect.NewRequest(&dsecv1.RedirectSandboxRequest{SandboxId: id, MovedTo: to, PauseToken: packed.PauseToken}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for stream.Receive() {
+		continue
+	}
+	for what, err := range map[string]error{"a stream": stream.Err(), "a call": <-unary} {
+		if e := wantError(t, err, dsec.CodeOutcomeUnknown, ""); e.MovedTo != "" || !strings.Contains(e.Message, to) {
+			t.Errorf("%s: %v, moved to %q", what, err, e.MovedTo)
+		}
 	}
 }
 
