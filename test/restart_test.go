@@ -7,8 +7,10 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -47,6 +49,49 @@ func again(t *testing.T, c *containerServer) {
 	c.listen = strings.TrimPrefix(c.url, "http://")
 	c.start(t)
 	t.Cleanup(func() { c.killAll(t) })
+}
+
+// TestStoppingServerTurnsCallersAway: while a server that is to stop waits for calls in
+// progress, others are refused a connection, as by one that is not there, and wait for the
+// next. None is answered that the server stops.
+func TestStoppingServerTurnsCallersAway(t *testing.T) {
+	c := new(containerServer)
+	cl := kept(t, c)
+	sb, err := cl.CreateSandbox(t.Context(), client.SandboxOptions{Layers: []string{"base"}})
+	check(t, err)
+	cmd := sb.Shell("until [ -e /tmp/go ]; do sleep 0.05; done; exit 5")
+	check(t, cmd.Start(t.Context()))
+	key, err := os.ReadFile(c.keyFile)
+	check(t, err)
+	ask := func() (answer string, err error) {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, c.url+"/dsec.v1.SandboxService/Get", strings.NewReader(`{"sandboxId":"`+string(sb.ID())+`"}`))
+		check(t, err)
+		req.Header.Set("Authorization", "Bearer "+strings.TrimSpace(string(key)))
+		req.Header.Set("Content-Type", "application/json")
+		res, err := http.DefaultClient.Do(req)
+		if err != nil {
+			return "", err
+		}
+		defer func() { _ = res.Body.Close() }()
+		b, err := io.ReadAll(res.Body)
+		return string(b), err
+	}
+	if answer, err := ask(); err != nil || !strings.Contains(answer, "running") {
+		t.Fatalf("%q, %v", answer, err)
+	}
+	check(t, c.cmd.Process.Signal(syscall.SIGTERM))
+	for err = nil; !errors.Is(err, syscall.ECONNREFUSED); {
+		var answer string
+		if answer, err = ask(); err == nil && !strings.Contains(answer, "running") {
+			t.Fatalf("answered: %s", answer)
+		}
+	}
+	check(t, <-c.done)
+	again(t, c)
+	check(t, sb.WriteFile(t.Context(), "/tmp/go", nil, 0))
+	if o, err := cmd.Wait(); err != nil || o.Code != 5 {
+		t.Errorf("%+v, %v", o, err)
+	}
 }
 
 // TestRunGoesOnOverAKilledServer: who waits for a command while the server is

@@ -102,5 +102,6 @@ func startAPI(
 		srv.TLSConfig = &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12}
 	}
 	stack.Serve(srv, public, failed)
+	stack.TurnAway(srv)
 	return nil
 }

@@ -101,12 +101,13 @@ func wait(ctx context.Context, log *slog.Logger, stack *daemon.Stack, node *edge
 	return errors.Join(err, stop(log, stack, node))
 }
 
-// stop ends the calls in progress and then the servers. The edge goes first:
-// a call that it ends by itself leaves its command running, one whose
+// stop turns new callers away, ends the calls in progress and then the servers. The
+// edge goes first: a call that it ends by itself leaves its command running, one whose
 // connection breaks kills it. Sandboxes go on in any case.
 func stop(log *slog.Logger, stack *daemon.Stack, node *edge.Edge) error {
 	ctx, cancel := context.WithTimeout(context.Background(), stopGrace)
 	defer cancel()
+	stack.TurnAll()
 	var err error
 	if node != nil {
 		log.Info("stopping; sandboxes go on", "grace", stopGrace)

@@ -172,10 +172,33 @@ func Notify(state string) {
 }
 
 // Stack holds what was started, and stops it in reverse order, once.
-type Stack struct{ stops []func(context.Context) error }
+type Stack struct {
+	stops []func(context.Context) error
+	turns []func()
+}
 
 // Push adds the stop of what was just started.
 func (s *Stack) Push(stop func(context.Context) error) { s.stops = append(s.stops, stop) }
+
+// TurnAway has a server take no more connections, and no more calls on those that are
+// idle, once all are turned away. Calls in progress go on.
+func (s *Stack) TurnAway(srv *http.Server) {
+	s.turns = append(s.turns, func() {
+		ctx, cancel := context.WithCancel(context.Background())
+		cancel() // it waits for nothing
+		_ = srv.Shutdown(ctx)
+	})
+}
+
+// TurnAll turns clients away from the servers that said so. A client that is refused a
+// connection waits for the next server; one that got an answer would take that for what
+// it is.
+func (s *Stack) TurnAll() {
+	for _, f := range s.turns {
+		f()
+	}
+	s.turns = nil
+}
 
 // Stop stops everything and joins the errors.
 func (s *Stack) Stop(ctx context.Context) error {
