@@ -64,7 +64,7 @@ func TestStoppingServerTurnsCallersAway(t *testing.T) {
 	key, err := os.ReadFile(c.keyFile)
 	check(t, err)
 	ask := func() (answer string, err error) {
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, c.url+"/dsec.v1.SandboxService/Get", strings.NewReader(`{"sandboxId":"`+string(sb.ID())+`"}`))
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, c.url+"/dsec.v1.ProcessService/Exec", strings.NewReader(`{"sandboxId":"`+string(sb.ID())+`","command":{"argv":["true"]}}`))
 		check(t, err)
 		req.Header.Set("Authorization", "Bearer "+strings.TrimSpace(string(key)))
 		req.Header.Set("Content-Type", "application/json")
@@ -76,13 +76,13 @@ func TestStoppingServerTurnsCallersAway(t *testing.T) {
 		b, err := io.ReadAll(res.Body)
 		return string(b), err
 	}
-	if answer, err := ask(); err != nil || !strings.Contains(answer, "running") {
+	if answer, err := ask(); err != nil || !strings.Contains(answer, "outcome") {
 		t.Fatalf("%q, %v", answer, err)
 	}
 	check(t, c.cmd.Process.Signal(syscall.SIGTERM))
 	for err = nil; !errors.Is(err, syscall.ECONNREFUSED); {
 		var answer string
-		if answer, err = ask(); err == nil && !strings.Contains(answer, "running") {
+		if answer, err = ask(); err == nil && !strings.Contains(answer, "outcome") {
 			t.Fatalf("answered: %s", answer)
 		}
 	}
