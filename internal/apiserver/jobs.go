@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -160,8 +161,9 @@ func (b *jobs) renew(ctx context.Context, project, name string, j job) error {
 }
 
 // change writes what f makes of a job; f is called again where somebody else was
-// faster, and says by ok that there is something to change.
-func (b *jobs) change(ctx context.Context, project, name string, f func(job) (next job, ok bool, err error)) (job, error) {
+// faster, and says by ok that there is something to change. It is a conflict where conds do
+// not hold.
+func (b *jobs) change(ctx context.Context, project, name string, f func(job) (next job, ok bool, err error), conds ...store.Cond) (job, error) {
 	key := jobPrefix + project + "/" + name
 	for try := 1; ; try++ {
 		j, rev, err := b.get(ctx, project, name)
@@ -172,7 +174,7 @@ func (b *jobs) change(ctx context.Context, project, name string, f func(job) (ne
 		if err != nil || !ok {
 			return j, err
 		}
-		rev, err = store.PutIf(ctx, b.store, key, next, store.UnchangedSince(key, rev))
+		rev, err = store.PutIf(ctx, b.store, key, next, append(slices.Clone(conds), store.UnchangedSince(key, rev))...)
 		if isCode(err, dsec.CodeConflict) && try < jobTries {
 			continue
 		}
@@ -274,16 +276,23 @@ func (s *Server) keepJob(ctx context.Context, project, name string, j job) error
 	ctx, cancel := context.WithTimeout(context.WithValue(ctx, principalKey{}, iam.Principal{Project: project}), jobTimeout)
 	defer cancel()
 	from := j.State
-	to := func(next job) error {
+	to := func(next job, conds ...store.Cond) error {
 		_, err := s.jobs.change(ctx, project, name, func(now job) (job, bool, error) {
 			return next, now.State == from && now.Changed.Equal(j.Changed), nil
-		})
+		}, conds...)
 		return err
 	}
 	switch {
 	case j.State == jobActive:
-		s.log.Info("the lease of a job ran out", "project", project, "job", name)
-		return to(j.next(jobExpired))
+		// A heartbeat that came since it was looked at has been answered: it counts.
+		err := to(j.next(jobExpired), store.Absent(leasePrefix+project+"/"+name))
+		if isCode(err, dsec.CodeConflict) {
+			return nil
+		}
+		if err == nil {
+			s.log.Info("the lease of a job ran out", "project", project, "job", name)
+		}
+		return err
 	case j.State == jobExpired && j.graceOver():
 		return to(j.next(jobEnded))
 	case j.State == jobEnded && j.Settled:
