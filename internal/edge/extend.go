@@ -25,7 +25,7 @@ func (e *Edge) extend(s *sandbox, setIdle bool, idle time.Duration, setLife bool
 			}
 		}
 	}
-	if err := e.write(s); err != nil {
+	if err := e.writeChange(s); err != nil {
 		s.idle, s.deadline, s.active = oldIdle, oldDeadline, oldActive
 		s.mu.Unlock()
 		return err

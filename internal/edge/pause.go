@@ -147,7 +147,7 @@ func (e *Edge) publishPause(s *sandbox, p backend.Pauser, o pauseOptions) error 
 	}
 	reason := s.reason
 	_ = s.move(dsec.StatePaused, o.reason)
-	if err := e.write(s); err != nil {
+	if err := e.writeChange(s); err != nil {
 		s.paused = nil
 		_ = s.move(dsec.StateRunning, reason)
 		return err
@@ -252,7 +252,7 @@ func (e *Edge) publishResume(s *sandbox) error {
 	}
 	s.active, s.paused = now, nil
 	e.tellReads(s)
-	if err := e.write(s); err != nil {
+	if err := e.writeChange(s); err != nil {
 		s.paused, s.deadline, s.active = own, deadline, active
 		_ = s.move(dsec.StatePaused, reason)
 		return err

@@ -116,6 +116,15 @@ func (e *Edge) write(s *sandbox) error {
 	return nil
 }
 
+// writeChange journals a change of s that can be refused: the last room on the disk is for ends. The
+// caller holds s.mu.
+func (e *Edge) writeChange(s *sandbox) error {
+	if !e.journal.Reserved() {
+		return dsec.Errorf(dsec.CodeExhausted, "the node's disk is full")
+	}
+	return e.write(s)
+}
+
 // writeAnyway journals s where not to go on would be worse: a sandbox that
 // ends must end also on a full disk. The sweep of the next start finds what
 // the journal then does not say. The caller holds s.mu.
