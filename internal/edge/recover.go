@@ -222,7 +222,7 @@ func (e *Edge) sandboxOf(id dsec.SandboxID, raw json.RawMessage) (*sandbox, erro
 		id: id, project: r.Project, spec: r.Spec, layerNames: r.LayerNames, requestID: r.RequestID,
 		digest: r.Digest, created: r.Created, offer: e.backends[r.Spec.Kind], state: r.State,
 		reason: r.Reason, conditions: r.Conditions, warm: r.Warm, handle: backend.Handle(r.Handle),
-		cut: r.Cut, movedTo: r.MovedTo, idle: r.Idle, active: now, deadline: r.Deadline, ended: r.Ended,
+		cut: r.Cut, movedTo: r.MovedTo, endedBy: r.EndedBy, idle: r.Idle, active: now, deadline: r.Deadline, ended: r.Ended,
 		reaped: r.State.Terminal() && !r.Ended.IsZero(), size: textSize(r.Spec),
 	}
 	if r.Paused != nil && r.State == dsec.StatePaused {

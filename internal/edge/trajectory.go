@@ -350,24 +350,24 @@ func (e *Edge) openTrajectories() error {
 }
 
 // noteCreate notes that a sandbox was made. The caller holds s.mu.
-func (e *Edge) noteCreate(s *sandbox) error {
+func (e *Edge) noteCreate(s *sandbox, caller string) error {
 	spec, err := json.Marshal(s.spec)
 	if err != nil {
 		return err
 	}
 	_, err = e.trajectories.Append(s.id, &dsecv1.TrajectoryEntry{
-		Kind: dsecv1.TrajectoryKind_TRAJECTORY_KIND_CREATE, RequestDigest: s.digest, State: string(dsec.StateRunning), Spec: spec,
+		Kind: dsecv1.TrajectoryKind_TRAJECTORY_KIND_CREATE, Caller: caller, RequestDigest: s.digest, State: string(dsec.StateRunning), Spec: spec,
 	})
 	return err
 }
 
 // noteEnd notes that a sandbox has ended, and with it all that was under way in it.
-func (e *Edge) noteEnd(s *sandbox, state dsec.State, why string) {
+func (e *Edge) noteEnd(s *sandbox, end *dsecv1.TrajectoryEntry) {
 	if s.err != nil {
 		return // nobody was told of it
 	}
 	e.settleActions(s, nil, e.takeOverActions(s))
-	e.tell(s, &dsecv1.TrajectoryEntry{Kind: dsecv1.TrajectoryKind_TRAJECTORY_KIND_STATE, State: string(state), Reason: why})
+	e.tell(s, end)
 	e.run(func() { e.seal(s.id) })
 }
 
