@@ -119,7 +119,8 @@ func (c *call) finish(a *trajectory.Action, e *dsecv1.TrajectoryEntry, err error
 	}
 	nerr := a.End(e)
 	if nerr == nil && c.origin.sync {
-		nerr = c.e.trajectories.Sync(c.ctx)
+		// The log of a sandbox that the journal does not know would be dropped.
+		nerr = errors.Join(c.e.journal.Sync(), c.e.trajectories.Sync(c.ctx))
 	}
 	if nerr != nil {
 		c.e.log.Error("the end of an action is not in the log", "sandbox", c.s.id, "action", a.Seq, "err", nerr)
