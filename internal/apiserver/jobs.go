@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/opendsec/dsec"
@@ -39,6 +40,8 @@ const (
 	jobsAgain = 10 * time.Second
 	// jobRetention is how long it is known that a job has ended.
 	jobRetention = 24 * time.Hour
+	// jobsAtOnce is of how many jobs the sandboxes are asked for at once.
+	jobsAtOnce = 64
 	// jobTries bounds the attempts to change a document that others change too.
 	jobTries = 8
 )
@@ -230,6 +233,8 @@ func (s *Server) keepJobs(ctx context.Context) {
 	every := time.NewTicker(jobsEvery)
 	defer every.Stop()
 	again := map[string]time.Time{} // when to look again at a job whose sandboxes were asked for
+	nodes := jobsAtNodes{busy: map[string]bool{}}
+	defer nodes.work.Wait()
 	for {
 		select {
 		case <-every.C:
@@ -248,13 +253,46 @@ func (s *Server) keepJobs(ctx context.Context) {
 			if j.State != jobActive && !j.Settled && time.Now().Before(again[key]) && time.Since(j.Changed) > jobsAgain {
 				continue
 			}
-			again[key] = time.Now().Add(jobsAgain)
-			project, name, _ := strings.Cut(key, "/")
-			if err := s.keepJob(ctx, project, name, j); err != nil && ctx.Err() == nil {
-				s.log.Info("a job is not settled yet", "project", project, "job", name, "state", j.State, "err", err)
+			keep := func() {
+				project, name, _ := strings.Cut(key, "/")
+				if err := s.keepJob(ctx, project, name, j); err != nil && ctx.Err() == nil {
+					s.log.Info("a job is not settled yet", "project", project, "job", name, "state", j.State, "err", err)
+				}
+			}
+			if !j.isForNodes() {
+				keep()
+			} else if nodes.begin(key, keep) {
+				again[key] = time.Now().Add(jobsAgain)
 			}
 		}
 	}
+}
+
+// jobsAtNodes are the jobs whose sandboxes are asked for, aside: a node that does not answer keeps the
+// leases of other jobs from nothing.
+type jobsAtNodes struct {
+	work sync.WaitGroup
+	mu   sync.Mutex
+	busy map[string]bool
+}
+
+// begin does something for a job, unless that is under way, or too much is.
+func (a *jobsAtNodes) begin(key string, f func()) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.busy[key] || len(a.busy) >= jobsAtOnce {
+		return false
+	}
+	a.busy[key] = true
+	a.work.Go(func() {
+		defer func() {
+			a.mu.Lock()
+			defer a.mu.Unlock()
+			delete(a.busy, key)
+		}()
+		f()
+	})
+	return true
 }
 
 // due reports whether there is something to do for a job.
@@ -267,6 +305,11 @@ func (b *jobs) due(key string, j job) bool {
 		return !j.Settled || j.graceOver()
 	}
 	return !j.Settled || time.Since(j.Changed) > jobRetention
+}
+
+// isForNodes reports whether what is to be done for a job is done at nodes.
+func (j job) isForNodes() bool {
+	return j.State != jobActive && !j.Settled && (j.State == jobEnded || !j.graceOver())
 }
 
 func (j job) graceOver() bool { return j.OnExpiry == jobKill || time.Since(j.Changed) > j.Grace }
