@@ -61,7 +61,8 @@ type Cmd struct {
 	ctx     context.Context // of the command
 	cancel  context.CancelFunc
 	events  *connect.ServerStreamForClient[dsecv1.ProcessEvent]
-	stdin   chan error // result of sending Stdin
+	stdin   chan error    // result of sending Stdin
+	allSent chan struct{} // closed when only the answer to it is missing
 }
 
 // Headers of what is done once: see docs/state.md.
@@ -146,13 +147,13 @@ func (c *Cmd) Start(ctx context.Context) error {
 		c.cancel()
 		return err
 	}
-	c.stdin = make(chan error, 1)
+	c.stdin, c.allSent = make(chan error, 1), make(chan struct{})
 	if c.Stdin == nil {
 		c.stdin <- nil
 		return nil
 	}
 	go func() {
-		err := c.process.sendStdin(ctx, c.Stdin)
+		err := c.process.sendStdin(ctx, c.Stdin, c.allSent)
 		c.stdin <- err
 		if errors.As(err, new(readError)) {
 			c.cancel() // the command would wait for the rest for ever
@@ -206,6 +207,31 @@ func (w *WindowSize) message() *dsecv1.TerminalSize {
 // Process is the started command's, valid after Start.
 func (c *Cmd) Process() *Process { return c.process }
 
+// sentStdin returns what came of sending Stdin, if that is over. A reader that blocks is not waited for:
+// nobody takes its input any more. The answer to what was sent whole is: given up it would be one more
+// action of which the log does not know what came of it.
+func (c *Cmd) sentStdin() (over bool, err error) {
+	select {
+	case err = <-c.stdin:
+		return true, err
+	case <-c.allSent:
+	default:
+		return false, nil
+	}
+	timer := time.NewTimer(stdinAnswer)
+	defer timer.Stop()
+	select {
+	case err = <-c.stdin:
+		return true, err
+	case <-c.ctx.Done():
+	case <-timer.C:
+	}
+	return false, nil
+}
+
+// stdinAnswer bounds how long the answer to the end of the input takes once its command has ended.
+const stdinAnswer = 10 * time.Second
+
 // Wait copies output until the command ends and returns how it ended. Where the
 // server is restarted meanwhile, or the connection breaks, it goes on with the
 // same command once the server is back, within a minute; but not where the input
@@ -219,16 +245,12 @@ func (c *Cmd) Wait() (dsec.Outcome, error) {
 		f.gap = func(g Gap) { lost += g.To - g.From }
 	}
 	o, broken, err := f.relay(c.events, dsecv1connect.ProcessServiceStartProcedure)
-	sent := false // a reader that blocks is not waited for: nobody takes its input any more
-	select {
-	case serr := <-c.stdin:
-		var re readError
-		if err != nil && errors.As(serr, &re) {
-			return o, re.error
-		}
-		sent = serr == nil
-	default:
+	over, serr := c.sentStdin()
+	var re readError
+	if over && err != nil && errors.As(serr, &re) {
+		return o, re.error
 	}
+	sent := over && serr == nil
 	if broken && sent {
 		o, err = f.goOn(c.ctx)
 	} else if broken {

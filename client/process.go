@@ -121,8 +121,9 @@ func (p *Process) CloseStdin(ctx context.Context) error {
 	return err
 }
 
-// sendStdin streams r until its end, which becomes the end of the input.
-func (p *Process) sendStdin(ctx context.Context, r io.Reader) error {
+// sendStdin streams r until its end, which becomes the end of the input. It closes sent when only the answer
+// is missing.
+func (p *Process) sendStdin(ctx context.Context, r io.Reader, sent chan<- struct{}) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel() // a reader that failed must not look like the end of the input
 	api := p.sandbox.c
@@ -143,6 +144,7 @@ func (p *Process) sendStdin(ctx context.Context, r io.Reader) error {
 			}
 		}
 		if errors.Is(rerr, io.EOF) {
+			close(sent)
 			if _, err := stream.CloseAndReceive(); err != nil {
 				return typed(err)
 			}

@@ -29,6 +29,8 @@ const (
 	maxFilter = 1000
 	// watchAgain is how long after its end a node's stream is asked for again.
 	watchAgain = time.Second
+	// clockSlack is by how much the clocks of nodes may be apart.
+	clockSlack = 10 * time.Second
 	// watchAlive is how long a watcher hears nothing.
 	watchAlive = 15 * time.Second
 )
@@ -73,7 +75,7 @@ func parseCursor(text string) (*dsecv1.EventCursor, error) {
 	}
 	b, err := base64.RawURLEncoding.DecodeString(text)
 	c := new(dsecv1.EventCursor)
-	if err != nil || (proto.UnmarshalOptions{DiscardUnknown: false}).Unmarshal(b, c) != nil || c.Jobs < 0 || len(c.ProtoReflect().GetUnknown()) > 0 {
+	if err != nil || (proto.UnmarshalOptions{DiscardUnknown: false}).Unmarshal(b, c) != nil || c.Jobs < 0 || c.Began != nil && c.Began.CheckValid() != nil || len(c.ProtoReflect().GetUnknown()) > 0 {
 		return nil, wrong
 	}
 	for node, p := range c.Nodes {
@@ -135,7 +137,7 @@ func (s *Server) watchEvents(ctx context.Context, cursor *dsecv1.EventCursor, st
 			if err != nil {
 				return err
 			}
-			cursor.Jobs = rev + 1
+			cursor.Jobs, cursor.Began = rev+1, timestamppb.Now()
 		}
 	}
 	w.cursor = proto.CloneOf(cursor)
@@ -213,17 +215,22 @@ func (w *watch) beginNodes(ctx context.Context, work, first *sync.WaitGroup, kno
 			first.Add(1)
 			answered = sync.OnceFunc(first.Done)
 		}
-		at := w.cursor.Nodes[id]
-		// One that came later is told of whole.
+		at, began := w.cursor.Nodes[id], w.cursor.Began
+		// One that came later is told of from its start.
 		start := w.start || first == nil
-		work.Go(func() { defer answered(); w.node(ctx, edge, at, start, answered) })
+		work.Go(func() { defer answered(); w.node(ctx, edge, at, start, began, answered) })
 	}
 	return known
 }
 
-// node follows one node, and again when that ends.
-func (w *watch) node(ctx context.Context, edge *watcher.Edge, at *dsecv1.NodePosition, start bool, answered func()) {
+// node follows one node, and again when that ends. Of one that was not there when the watch began it
+// tells what happened since.
+func (w *watch) node(ctx context.Context, edge *watcher.Edge, at *dsecv1.NodePosition, start bool, began *timestamppb.Timestamp, answered func()) {
 	id, reachable := string(edge.ID()), true
+	var since *timestamppb.Timestamp
+	if start && at == nil {
+		since = began
+	}
 	for {
 		err := relay(ctx, edgeClient(edge), dsecv1connect.EdgeServiceClient.WatchNode, &dsecv1.WatchNodeRequest{From: at, FromStart: start, Filter: w.filter}, func(m *dsecv1.WatchNodeResponse) error {
 			if !reachable {
@@ -233,7 +240,7 @@ func (w *watch) node(ctx context.Context, edge *watcher.Edge, at *dsecv1.NodePos
 				}
 			}
 			if m.Next != nil {
-				at = m.Next
+				at, since = m.Next, skipOlder(m, since)
 			}
 			err := w.tell(ctx, m.Event, func(c *dsecv1.EventCursor) { c.Nodes[id] = m.Next })
 			answered()
@@ -242,6 +249,9 @@ func (w *watch) node(ctx context.Context, edge *watcher.Edge, at *dsecv1.NodePos
 		answered()
 		if ctx.Err() != nil {
 			return
+		}
+		if !start && at == nil {
+			start, since = true, began
 		}
 		if reachable {
 			reachable = false
@@ -255,6 +265,18 @@ func (w *watch) node(ctx context.Context, edge *watcher.Edge, at *dsecv1.NodePos
 			return
 		}
 	}
+}
+
+// skipOlder takes an event out that is older than a time, and returns that until one is not.
+func skipOlder(m *dsecv1.WatchNodeResponse, since *timestamppb.Timestamp) *timestamppb.Timestamp {
+	if since == nil || m.Event.GetKind() != event.Sandbox {
+		return since
+	}
+	if !m.Event.Time.AsTime().Before(since.AsTime().Add(-clockSlack)) {
+		return nil
+	}
+	m.Event = nil
+	return since
 }
 
 func reasonOf(err error) string {

@@ -4,7 +4,9 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/opendsec/dsec"
@@ -38,6 +40,8 @@ const (
 	jobsAgain = 10 * time.Second
 	// jobRetention is how long it is known that a job has ended.
 	jobRetention = 24 * time.Hour
+	// jobsAtOnce is of how many jobs the sandboxes are asked for at once.
+	jobsAtOnce = 64
 	// jobTries bounds the attempts to change a document that others change too.
 	jobTries = 8
 )
@@ -160,8 +164,9 @@ func (b *jobs) renew(ctx context.Context, project, name string, j job) error {
 }
 
 // change writes what f makes of a job; f is called again where somebody else was
-// faster, and says by ok that there is something to change.
-func (b *jobs) change(ctx context.Context, project, name string, f func(job) (next job, ok bool, err error)) (job, error) {
+// faster, and says by ok that there is something to change. It is a conflict where conds do
+// not hold.
+func (b *jobs) change(ctx context.Context, project, name string, f func(job) (next job, ok bool, err error), conds ...store.Cond) (job, error) {
 	key := jobPrefix + project + "/" + name
 	for try := 1; ; try++ {
 		j, rev, err := b.get(ctx, project, name)
@@ -172,7 +177,7 @@ func (b *jobs) change(ctx context.Context, project, name string, f func(job) (ne
 		if err != nil || !ok {
 			return j, err
 		}
-		rev, err = store.PutIf(ctx, b.store, key, next, store.UnchangedSince(key, rev))
+		rev, err = store.PutIf(ctx, b.store, key, next, append(slices.Clone(conds), store.UnchangedSince(key, rev))...)
 		if isCode(err, dsec.CodeConflict) && try < jobTries {
 			continue
 		}
@@ -228,6 +233,8 @@ func (s *Server) keepJobs(ctx context.Context) {
 	every := time.NewTicker(jobsEvery)
 	defer every.Stop()
 	again := map[string]time.Time{} // when to look again at a job whose sandboxes were asked for
+	nodes := jobsAtNodes{busy: map[string]bool{}}
+	defer nodes.work.Wait()
 	for {
 		select {
 		case <-every.C:
@@ -246,13 +253,46 @@ func (s *Server) keepJobs(ctx context.Context) {
 			if j.State != jobActive && !j.Settled && time.Now().Before(again[key]) && time.Since(j.Changed) > jobsAgain {
 				continue
 			}
-			again[key] = time.Now().Add(jobsAgain)
-			project, name, _ := strings.Cut(key, "/")
-			if err := s.keepJob(ctx, project, name, j); err != nil && ctx.Err() == nil {
-				s.log.Info("a job is not settled yet", "project", project, "job", name, "state", j.State, "err", err)
+			keep := func() {
+				project, name, _ := strings.Cut(key, "/")
+				if err := s.keepJob(ctx, project, name, j); err != nil && ctx.Err() == nil {
+					s.log.Info("a job is not settled yet", "project", project, "job", name, "state", j.State, "err", err)
+				}
+			}
+			if !j.isForNodes() {
+				keep()
+			} else if nodes.begin(key, keep) {
+				again[key] = time.Now().Add(jobsAgain)
 			}
 		}
 	}
+}
+
+// jobsAtNodes are the jobs whose sandboxes are asked for, aside: a node that does not answer keeps the
+// leases of other jobs from nothing.
+type jobsAtNodes struct {
+	work sync.WaitGroup
+	mu   sync.Mutex
+	busy map[string]bool
+}
+
+// begin does something for a job, unless that is under way, or too much is.
+func (a *jobsAtNodes) begin(key string, f func()) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.busy[key] || len(a.busy) >= jobsAtOnce {
+		return false
+	}
+	a.busy[key] = true
+	a.work.Go(func() {
+		defer func() {
+			a.mu.Lock()
+			defer a.mu.Unlock()
+			delete(a.busy, key)
+		}()
+		f()
+	})
+	return true
 }
 
 // due reports whether there is something to do for a job.
@@ -267,6 +307,11 @@ func (b *jobs) due(key string, j job) bool {
 	return !j.Settled || time.Since(j.Changed) > jobRetention
 }
 
+// isForNodes reports whether what is to be done for a job is done at nodes.
+func (j job) isForNodes() bool {
+	return j.State != jobActive && !j.Settled && (j.State == jobEnded || !j.graceOver())
+}
+
 func (j job) graceOver() bool { return j.OnExpiry == jobKill || time.Since(j.Changed) > j.Grace }
 
 // keepJob does what one job's state asks for.
@@ -274,16 +319,23 @@ func (s *Server) keepJob(ctx context.Context, project, name string, j job) error
 	ctx, cancel := context.WithTimeout(context.WithValue(ctx, principalKey{}, iam.Principal{Project: project}), jobTimeout)
 	defer cancel()
 	from := j.State
-	to := func(next job) error {
+	to := func(next job, conds ...store.Cond) error {
 		_, err := s.jobs.change(ctx, project, name, func(now job) (job, bool, error) {
 			return next, now.State == from && now.Changed.Equal(j.Changed), nil
-		})
+		}, conds...)
 		return err
 	}
 	switch {
 	case j.State == jobActive:
-		s.log.Info("the lease of a job ran out", "project", project, "job", name)
-		return to(j.next(jobExpired))
+		// A heartbeat that came since it was looked at has been answered: it counts.
+		err := to(j.next(jobExpired), store.Absent(leasePrefix+project+"/"+name))
+		if isCode(err, dsec.CodeConflict) {
+			return nil
+		}
+		if err == nil {
+			s.log.Info("the lease of a job ran out", "project", project, "job", name)
+		}
+		return err
 	case j.State == jobExpired && j.graceOver():
 		return to(j.next(jobEnded))
 	case j.State == jobEnded && j.Settled:

@@ -42,13 +42,18 @@ func (p snapshotService) Pack(ctx context.Context, req *connect.Request[dsecv1.P
 	if err != nil {
 		return nil, err
 	}
-	_, res, err := p.s.pack(ctx, &dsecv1.PackSandboxRequest{SandboxId: m.SandboxId, Scrub: m.Scrub})
+	edge, res, err := p.s.pack(ctx, &dsecv1.PackSandboxRequest{SandboxId: m.SandboxId, Scrub: m.Scrub})
 	if err != nil {
 		return nil, err
 	}
 	t, err := tagOf(res.Msg.GetLayer(), nil)
 	if err != nil {
 		return nil, err
+	}
+	if res.Header().Get(replayedHeader) != "" { // it was made long ago
+		if err := p.s.stillThere(ctx, edge, t); err != nil {
+			return nil, err
+		}
 	}
 	old, _, err := names.tags.Get(project + "/" + name)
 	if err != nil {
@@ -60,6 +65,15 @@ func (p snapshotService) Pack(ctx context.Context, req *connect.Request[dsecv1.P
 	out := connect.NewResponse(&dsecv1.PackResponse{Layer: t.message(name), Report: res.Msg.Report})
 	markReplayed(out.Header(), res.Header())
 	return out, nil
+}
+
+// stillThere is an error where a layer, or one that it goes on, was removed.
+func (s *Server) stillThere(ctx context.Context, edge *watcher.Edge, t tag) error {
+	res, err := forward(ctx, edgeClient(edge), dsecv1connect.EdgeServiceClient.CheckLayers, &dsecv1.CheckLayersRequest{Digests: t.chain()})
+	if err == nil && res.Msg.Damage != "" {
+		err = dsec.Errorf(dsec.CodeNotFound, "layer %s, which this pack made, is not there any more", t.Digest)
+	}
+	return err
 }
 
 // Fork makes sandboxes of what another one has written.
@@ -85,6 +99,9 @@ func (p snapshotService) Fork(ctx context.Context, req *connect.Request[dsecv1.F
 	template := packed.Msg.Create
 	if m.Job != nil {
 		template.Job = *m.Job
+	}
+	if err := p.s.jobs.admit(principal(ctx).Project, "job", template.Job); err != nil {
+		return nil, err
 	}
 	add(&template.Labels, m.Labels)
 	add(&template.Env, m.Env)

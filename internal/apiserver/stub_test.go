@@ -2,6 +2,7 @@ package apiserver
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -71,6 +72,8 @@ type stubEdge struct {
 	checked  *dsecv1.CheckLayersRequest
 	damage   string // what CheckLayers answers
 	moving   stubMoving
+
+	instead dsecv1connect.EdgeServiceHandler // of the stub itself; nil: none
 }
 
 func newStub(kind dsec.Kind) *stubEdge {
@@ -82,7 +85,7 @@ func newStub(kind dsec.Kind) *stubEdge {
 
 func (e *stubEdge) handler() http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle(dsecv1connect.NewEdgeServiceHandler(e, connect.WithReadMaxBytes(16<<20)))
+	mux.Handle(dsecv1connect.NewEdgeServiceHandler(cmp.Or[dsecv1connect.EdgeServiceHandler](e.instead, e), connect.WithReadMaxBytes(16<<20)))
 	mux.Handle(dsecv1connect.NewProcessServiceHandler(e))
 	mux.Handle(dsecv1connect.NewSessionServiceHandler(e))
 	mux.Handle(dsecv1connect.NewFileServiceHandler(e))

@@ -17,6 +17,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/protobuf/encoding/protojson"
@@ -95,6 +96,10 @@ type delivery struct {
 	mu    sync.Mutex
 	state hookState
 	later bool // it will be saved
+
+	saving   sync.Mutex
+	rev      int64       // of the state as this server wrote it last
+	outdated atomic.Bool // what is written down is another's
 }
 
 // runHook delivers for one webhook until ctx ends.
@@ -116,7 +121,7 @@ func (s *Server) runHook(ctx context.Context, key string, h hook) {
 
 // run goes on where the webhook was.
 func (d *delivery) run(ctx context.Context) error {
-	st, _, ok, err := store.Get[hookState](ctx, d.s.hooks.store, hookStatePrefix+d.key)
+	st, ok, err := d.take(ctx)
 	if err != nil {
 		return err
 	}
@@ -148,9 +153,26 @@ func (d *delivery) run(ctx context.Context) error {
 		if d.change(func(st *hookState) { st.Cursor = text }).Disabled {
 			return errDisabled
 		}
+		if d.outdated.Load() {
+			return errOutdated
+		}
 		d.saveLater(ctx)
 		return nil
 	})
+}
+
+// take reads how far the webhook is, and writes it: what a server that led before, and does not know
+// yet that it does not, has to write then comes too late.
+func (d *delivery) take(ctx context.Context) (st hookState, ok bool, err error) {
+	d.saving.Lock()
+	defer d.saving.Unlock()
+	key := hookStatePrefix + d.key
+	st, rev, ok, err := store.Get[hookState](ctx, d.s.hooks.store, key)
+	if err == nil && ok {
+		d.rev, err = store.PutIf(ctx, d.s.hooks.store, key, st, store.UnchangedSince(key, rev))
+	}
+	d.outdated.Store(err != nil)
+	return st, ok, err
 }
 
 // change changes the state, and returns it.
@@ -177,19 +199,31 @@ func (d *delivery) saveLater(ctx context.Context) {
 	})
 }
 
-var errDisabled = errors.New("the receiver wants no more")
+var (
+	errDisabled = errors.New("the receiver wants no more")
+	// errOutdated: another server leads, or did what this one asked for without an answer.
+	errOutdated = errors.New("how far it is was written down by another")
+)
 
 // save writes down how far the webhook is, which after a crash is sent again from there. One that is
-// gone meanwhile is not brought back.
+// gone meanwhile is not brought back, and what another server wrote meanwhile stays.
 func (d *delivery) save(ctx context.Context) {
+	d.saving.Lock()
+	defer d.saving.Unlock()
 	st := d.change(func(*hookState) {})
 	ctx, cancel := context.WithTimeout(ctx, hookTimeout)
 	defer cancel()
 	_, rev, ok, err := store.Get[hook](ctx, d.s.hooks.store, hookPrefix+d.key)
 	if err == nil && ok {
-		_, err = store.PutIf(ctx, d.s.hooks.store, hookStatePrefix+d.key, st, store.UnchangedSince(hookPrefix+d.key, rev))
+		key := hookStatePrefix + d.key
+		if rev, err = store.PutIf(ctx, d.s.hooks.store, key, st, store.UnchangedSince(hookPrefix+d.key, rev), store.UnchangedSince(key, d.rev)); err == nil {
+			d.rev = rev
+		}
 	}
-	if err != nil && dsec.CodeOf(err) != dsec.CodeConflict {
+	switch {
+	case isCode(err, dsec.CodeConflict):
+		d.outdated.Store(true)
+	case err != nil:
 		d.s.log.Warn("how far a webhook is cannot be written down", "webhook", d.key, "err", err)
 	}
 }

@@ -49,6 +49,7 @@ type create struct {
 	digest     []byte
 	offer      *offer
 	diskGiven  bool // limits.disk_bytes was in the request
+	caller     string
 }
 
 // parseCreate checks everything about a request that does not depend on what

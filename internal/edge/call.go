@@ -56,7 +56,7 @@ func (e *Edge) enterIn(ctx context.Context, h http.Header, id string, asIs bool)
 	s.mu.Lock()
 	for !asIs && (s.turn != nil || s.state == dsec.StatePaused) {
 		s.mu.Unlock()
-		if err := e.resume(ctx, s); err != nil {
+		if err := e.resume(ctx, s, h.Get(callerHeader)); err != nil {
 			e.end()
 			return nil, err
 		}

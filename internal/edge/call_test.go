@@ -40,7 +40,7 @@ func TestACallKeepsTheSpecThatItBeganWith(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.end()
-	if err := e.stop(c.s, reasonKilled); err != nil {
+	if err := e.stop(c.s, reasonKilled, ""); err != nil {
 		t.Fatal(err)
 	}
 	cmd, err := command(c.spec, &dsecv1.Command{Argv: []string{"true"}}, 0, maxStartOutput)

@@ -43,7 +43,7 @@ func (e *Edge) createNew(ctx context.Context, c *create) (*sandbox, error) {
 	}
 	if ctx.Err() != nil {
 		// Nobody was told the ID, and no request id leads to it.
-		_ = e.stop(s, "the client went away while it was made")
+		_ = e.stop(s, "the client went away while it was made", "")
 		return nil, context.Cause(ctx)
 	}
 	return s, nil
@@ -131,12 +131,12 @@ func (s *sandbox) waitStarted(ctx context.Context) (again bool, err error) {
 // make brings a claimed sandbox up. On error nothing of it is left.
 func (e *Edge) make(ctx context.Context, s *sandbox, c *create) error {
 	begun := time.Now()
-	err := c.ofLayer(e.bringUp(ctx, s))
+	err := c.ofLayer(e.bringUp(ctx, s, c.caller))
 	e.metrics.created(c.spec.Kind, s.warm, err, time.Since(begun))
 	return err
 }
 
-func (e *Edge) bringUp(ctx context.Context, s *sandbox) error {
+func (e *Edge) bringUp(ctx context.Context, s *sandbox, caller string) error {
 	// The create goes on when its caller leaves: one with the same request id
 	// may wait for it.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), createTimeout)
@@ -177,7 +177,7 @@ func (e *Edge) bringUp(ctx context.Context, s *sandbox) error {
 	if _, ok := inst.(backend.Pauser); !ok && s.spec.IdleAction == dsec.IdlePause {
 		return e.rollBack(s, inst, at(errNoPause(s.spec.Kind), "idle_action"))
 	}
-	return e.publish(s, inst)
+	return e.publish(s, inst, caller)
 }
 
 // instance calls the backend, and does not wait for ever for one that does not
@@ -272,7 +272,7 @@ func (e *Edge) abandon(s *sandbox, cause error) error {
 }
 
 // publish makes a fresh instance a running sandbox.
-func (e *Edge) publish(s *sandbox, inst backend.Instance) error {
+func (e *Edge) publish(s *sandbox, inst backend.Instance, caller string) error {
 	s.mu.Lock()
 	s.instance, s.handle, s.warm = inst, inst.Handle(), inst.Warm()
 	if s.state == dsec.StateStopping { // killed meanwhile
@@ -288,7 +288,7 @@ func (e *Edge) publish(s *sandbox, inst backend.Instance) error {
 		s.mu.Unlock()
 		return e.rollBack(s, inst, err)
 	}
-	if err := e.noteCreate(s); err != nil {
+	if err := e.noteCreate(s, caller); err != nil {
 		s.mu.Unlock()
 		return e.rollBack(s, inst, err)
 	}

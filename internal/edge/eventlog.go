@@ -199,8 +199,10 @@ func (l *eventLog) follow(ctx context.Context, from *dsecv1.NodePosition, f func
 			name, seq = l.stretches()[0], 1
 		case err != nil:
 			lost, name, seq = "events are kept no more, or the node was made anew", l.stretches()[0], 1
+		case l.isOver(name) && seq > last: // its end is where they were
+			lost, name, seq = lostByPower, stretchName(name, stretchNumber(name)+1), 1
 		case seq > last+1:
-			lost, seq = "the last events before the node lost power are not there", last+1
+			lost, seq = lostByPower, last+1
 		}
 		if lost != "" {
 			if err := f("", l.gap(lost), &dsecv1.NodePosition{Log: string(name), Seq: seq}); err != nil {
@@ -216,6 +218,31 @@ func (l *eventLog) follow(ctx context.Context, from *dsecv1.NodePosition, f func
 			return err
 		}
 	}
+}
+
+// each calls f for the events that there are now.
+func (l *eventLog) each(ctx context.Context, f func(e *dsecv1.Event)) error {
+	for _, name := range l.stretches() {
+		err := l.events.Entries(ctx, name, 1, nil, func(t *dsecv1.TrajectoryEntry) error {
+			return l.tell(name, t, func(_ string, e *dsecv1.Event, _ *dsecv1.NodePosition) error {
+				f(e)
+				return nil
+			})
+		})
+		if err != nil && !errors.Is(err, errTurned) && dsec.CodeOf(err) != dsec.CodeNotFound { // it was forgotten meanwhile
+			return err
+		}
+	}
+	return nil
+}
+
+const lostByPower = "the last events before the node lost power are not there"
+
+// isOver reports whether nothing is added to a stretch any more.
+func (l *eventLog) isOver(name dsec.SandboxID) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return name != l.now
 }
 
 func (l *eventLog) gap(why string) *dsecv1.Event {

@@ -3,7 +3,6 @@ package edge
 import (
 	"cmp"
 	"context"
-	"errors"
 	"maps"
 	"path/filepath"
 	"slices"
@@ -66,29 +65,17 @@ func (s *sandbox) standing() standing {
 	return out
 }
 
-// errCaughtUp: all that was there was read.
-var errCaughtUp = errors.New("caught up")
-
 // catchUp tells watchers of what an earlier edge did not live to tell: the event of a change
 // is written after the journal has it.
 func (e *Edge) catchUp() {
 	told := map[dsec.SandboxID]standing{}
-	ctx, stop := context.WithCancel(e.closing)
-	defer stop()
-	end, err := e.events.end()
-	if err == nil && (end.Seq > 1 || len(e.events.stretches()) > 1) {
-		err = e.events.follow(ctx, nil, func(_ string, ev *dsecv1.Event, next *dsecv1.NodePosition) error {
-			if ev.Kind == event.Sandbox {
-				s := sandbox{state: dsec.State(ev.State), conditions: ev.Conditions}
-				told[dsec.SandboxID(ev.SandboxId)] = s.standing()
-			}
-			if next.Log > end.Log || next.Log == end.Log && next.Seq >= end.Seq {
-				return errCaughtUp
-			}
-			return nil
-		})
-	}
-	if err != nil && !errors.Is(err, errCaughtUp) && e.closing.Err() == nil {
+	err := e.events.each(e.closing, func(ev *dsecv1.Event) {
+		if ev.Kind == event.Sandbox {
+			s := sandbox{state: dsec.State(ev.State), conditions: ev.Conditions}
+			told[dsec.SandboxID(ev.SandboxId)] = s.standing()
+		}
+	})
+	if err != nil && e.closing.Err() == nil {
 		e.log.Warn("some events may be told again", "err", err)
 	}
 	e.mu.RLock()

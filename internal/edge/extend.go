@@ -1,6 +1,24 @@
 package edge
 
-import "time"
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
+)
+
+// extension tells what an ExtendSandbox asked for; 0s is never.
+func extension(m *dsecv1.ExtendRequest) string {
+	var set []string
+	if m.IdleTimeout != nil {
+		set = append(set, fmt.Sprintf("idle timeout %s", m.IdleTimeout.AsDuration()))
+	}
+	if m.MaxLifetime != nil {
+		set = append(set, fmt.Sprintf("maximum lifetime %s", m.MaxLifetime.AsDuration()))
+	}
+	return strings.Join(set, ", ")
+}
 
 // extend sets new deadlines of a running sandbox, counted from now. It counts
 // as activity. On error nothing is changed.
@@ -25,7 +43,7 @@ func (e *Edge) extend(s *sandbox, setIdle bool, idle time.Duration, setLife bool
 			}
 		}
 	}
-	if err := e.write(s); err != nil {
+	if err := e.writeChange(s); err != nil {
 		s.idle, s.deadline, s.active = oldIdle, oldDeadline, oldActive
 		s.mu.Unlock()
 		return err

@@ -20,8 +20,8 @@ import (
 )
 
 // TestRandomHistoriesFitTheStateMachine runs random operations on ten request
-// ids at once, with creates, destroys and dials that fail now and then and PID
-// 1s that die, and checks what each answer may say and that nothing is left.
+// ids at once, with creates, destroys, dials, pauses and snapshots that fail now and then
+// and PID 1s that die, and checks what each answer may say and that nothing is left.
 // The seed is in the name of a failing case.
 func TestRandomHistoriesFitTheStateMachine(t *testing.T) {
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
@@ -35,7 +35,7 @@ func history(t *testing.T, seed uint64) {
 	const ids, workers, each = 10, 8, 64
 	n := newNode(t, func(c *edge.Config, o *fake.Options) {
 		now := faults(seed)
-		c.MaxCalls = 6
+		c.MaxCalls, c.Layers = 6, newLayers()
 		o.Groups = 2
 		o.OnCreate = func(context.Context, backend.CreateRequest) error {
 			return now(10, dsec.Errorf(dsec.CodeUnavailable, "the launcher is gone"))
@@ -44,6 +44,9 @@ func history(t *testing.T, seed uint64) {
 		o.OnDial = func(dsec.SandboxID) error { return now(30, fmt.Errorf("refused")) }
 		o.OnPause = func(context.Context, dsec.SandboxID) error { return now(10, fmt.Errorf("does not stop")) }
 		o.OnResume = func(context.Context, dsec.SandboxID) error { return now(10, fmt.Errorf("does not go on")) }
+		o.OnSnapshot = func(context.Context, dsec.SandboxID) error {
+			return now(10, dsec.Errorf(dsec.CodeUnavailable, "the disk does not answer"))
+		}
 	})
 	var wg sync.WaitGroup
 	for w := range workers {
@@ -108,7 +111,7 @@ func (n *node) randomStep(r *rand.Rand, key string) {
 	if !dsec.State(s.State).Valid() {
 		n.t.Errorf("state %q", s.State)
 	}
-	switch op := r.IntN(26); {
+	switch op := r.IntN(29); {
 	case op < 12:
 		text := fmt.Sprint(r.Uint64())
 		res, err := n.exec(s.Id, "echo", text)
@@ -136,6 +139,8 @@ func (n *node) randomStep(r *rand.Rand, key string) {
 		if _, err := n.resume(s.Id); err != nil {
 			n.allow("resume", err, dsec.CodeUnavailable, dsec.CodeConflict, dsec.CodeLost)
 		}
+	case op < 25:
+		n.randomPack(r, s.Id)
 	default:
 		got, err := n.GetSandbox(n.t.Context(), connect.NewRequest(&dsecv1.GetRequest{SandboxId: s.Id}))
 		if err != nil {
@@ -146,6 +151,27 @@ func (n *node) randomStep(r *rand.Rand, key string) {
 		if was.Terminal() && is != was {
 			n.t.Errorf("%s became %s", was, is)
 		}
+	}
+}
+
+// randomPack packs a sandbox, and makes one of that, which ends at once.
+func (n *node) randomPack(r *rand.Rand, id string) {
+	pause := r.IntN(3) == 0
+	packed, err := n.pack(&dsecv1.PackSandboxRequest{SandboxId: id, Pause: pause})
+	if err != nil {
+		n.allow("pack", err, dsec.CodeUnavailable, dsec.CodeConflict, dsec.CodeLost, dsec.CodeExhausted)
+		return
+	}
+	if packed.Layer.GetDigest() == "" || packed.Create.GetRequestId() != "" || !slices.Equal(packed.Create.GetLayers(), []string{packed.Layer.Digest}) {
+		n.t.Errorf("packed as %v", packed)
+	}
+	fork, err := n.tryCreate(packed.Create)
+	if err != nil {
+		n.allow("create of a pack", err, dsec.CodeUnavailable)
+		return
+	}
+	for s := n.kill(fork.Id); s == "stopping"; s = n.kill(fork.Id) {
+		// A destroy failed; another kill tries again.
 	}
 }
 

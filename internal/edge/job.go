@@ -26,7 +26,7 @@ func (v service) ApplyToJob(ctx context.Context, req *connect.Request[dsecv1.App
 	if m.Job == "" {
 		return nil, dsec.Invalid("job", "want the name of a job")
 	}
-	act, err := v.e.action(m)
+	act, err := v.e.action(m, req.Header().Get(callerHeader))
 	if err != nil {
 		return nil, err
 	}
@@ -58,19 +58,20 @@ func (v service) ApplyToJob(ctx context.Context, req *connect.Request[dsecv1.App
 }
 
 // action is what ApplyToJob does to each sandbox.
-func (e *Edge) action(m *dsecv1.ApplyToJobRequest) (func(context.Context, *sandbox) error, error) {
+func (e *Edge) action(m *dsecv1.ApplyToJobRequest, caller string) (func(context.Context, *sandbox) error, error) {
 	switch m.Action {
 	case "pause":
 		o, err := e.pauseOptions("pause.", m.Pause)
 		if err != nil {
 			return nil, err
 		}
+		o.caller = caller
 		return func(ctx context.Context, s *sandbox) error { return e.pauseFor(ctx, s, o, m.Pause.GetWait()) }, nil
 	case "resume":
-		return e.resume, nil
+		return func(ctx context.Context, s *sandbox) error { return e.resume(ctx, s, caller) }, nil
 	case "kill":
 		return func(ctx context.Context, s *sandbox) error {
-			if err := e.stop(s, reasonKilled); err != nil {
+			if err := e.stop(s, reasonKilled, caller); err != nil {
 				return err
 			}
 			s.waitReaped(ctx)

@@ -6,12 +6,13 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/backend"
+	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
 )
 
 // stop ends a sandbox and frees all that it held. It returns once that is
 // done, or has failed for now: then it is tried again later. Stopping an ended
-// sandbox is a success.
-func (e *Edge) stop(s *sandbox, reason string) error {
+// sandbox is a success. by is who asked for it; empty: the edge itself.
+func (e *Edge) stop(s *sandbox, reason, by string) error {
 	e.cfg.Crash("kill.intent")
 	s.mu.Lock()
 	switch s.state {
@@ -24,6 +25,7 @@ func (e *Edge) stop(s *sandbox, reason string) error {
 		return nil
 	case dsec.StatePending, dsec.StateStarting:
 		_ = s.move(dsec.StateStopping, reason)
+		s.endedBy = by
 		e.writeAnyway(s)
 		if s.cancel != nil {
 			s.cancel() // the create ends it
@@ -41,6 +43,7 @@ func (e *Edge) stop(s *sandbox, reason string) error {
 		s.mu.Unlock()
 		return err
 	}
+	s.endedBy = by
 	e.writeAnyway(s)
 	s.mu.Unlock()
 	e.metrics.killed(reason)
@@ -199,9 +202,9 @@ func (e *Edge) finish(s *sandbox) {
 	s.slim()
 	e.writeAnyway(s)
 	s.signal()
-	state, why := s.state, s.reason
+	end := &dsecv1.TrajectoryEntry{Kind: dsecv1.TrajectoryKind_TRAJECTORY_KIND_STATE, Caller: s.endedBy, State: string(s.state), Reason: s.reason}
 	s.mu.Unlock()
-	e.noteEnd(s, state, why)
+	e.noteEnd(s, end)
 	releaseAll(release)
 	e.timers.remove(s)
 	e.retire(s)

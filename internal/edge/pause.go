@@ -27,6 +27,7 @@ const (
 // pauseOptions are what holds while a sandbox is paused.
 type pauseOptions struct {
 	reason        string
+	caller        string        // who asked for it; empty: the edge itself
 	most          time.Duration // then it is killed; 0 is never
 	countLifetime bool
 }
@@ -124,7 +125,7 @@ func (e *Edge) pause(ctx context.Context, s *sandbox, o pauseOptions) error {
 		return err
 	}
 	e.metrics.paused.Inc()
-	e.tell(s, &dsecv1.TrajectoryEntry{Kind: dsecv1.TrajectoryKind_TRAJECTORY_KIND_PAUSE, Reason: o.reason})
+	e.tell(s, &dsecv1.TrajectoryEntry{Kind: dsecv1.TrajectoryKind_TRAJECTORY_KIND_PAUSE, Caller: o.caller, Reason: o.reason})
 	e.arm(s)
 	return nil
 }
@@ -147,7 +148,7 @@ func (e *Edge) publishPause(s *sandbox, p backend.Pauser, o pauseOptions) error 
 	}
 	reason := s.reason
 	_ = s.move(dsec.StatePaused, o.reason)
-	if err := e.write(s); err != nil {
+	if err := e.writeChange(s); err != nil {
 		s.paused = nil
 		_ = s.move(dsec.StateRunning, reason)
 		return err
@@ -187,8 +188,8 @@ func (e *Edge) beginPageOut(s *sandbox, p backend.Pauser) {
 	})
 }
 
-// resume has a paused sandbox go on. On error it stays paused.
-func (e *Edge) resume(ctx context.Context, s *sandbox) error {
+// resume has a paused sandbox go on, as caller asks for. On error it stays paused.
+func (e *Edge) resume(ctx context.Context, s *sandbox, caller string) error {
 	if over, err := s.takeTurn(ctx, dsec.StateRunning); over || err != nil {
 		return err
 	}
@@ -232,7 +233,7 @@ func (e *Edge) resume(ctx context.Context, s *sandbox) error {
 		e.killCut(s, inst, s.cutSoFar()) // before it takes calls
 	}
 	e.metrics.resumed.Inc()
-	e.tell(s, &dsecv1.TrajectoryEntry{Kind: dsecv1.TrajectoryKind_TRAJECTORY_KIND_RESUME})
+	e.tell(s, &dsecv1.TrajectoryEntry{Kind: dsecv1.TrajectoryKind_TRAJECTORY_KIND_RESUME, Caller: caller})
 	e.arm(s)
 	return nil
 }
@@ -252,7 +253,7 @@ func (e *Edge) publishResume(s *sandbox) error {
 	}
 	s.active, s.paused = now, nil
 	e.tellReads(s)
-	if err := e.write(s); err != nil {
+	if err := e.writeChange(s); err != nil {
 		s.paused, s.deadline, s.active = own, deadline, active
 		_ = s.move(dsec.StatePaused, reason)
 		return err
@@ -298,10 +299,10 @@ func (e *Edge) firePaused(s *sandbox, now time.Duration) (next time.Duration) {
 	p := s.paused
 	switch {
 	case p.countLifetime && s.deadline > 0 && now >= s.deadline:
-		e.run(func() { _ = e.stop(s, reasonLifetime) })
+		e.run(func() { _ = e.stop(s, reasonLifetime, "") })
 		return 0
 	case p.until > 0 && now >= p.until:
-		e.run(func() { _ = e.stop(s, reasonPaused) })
+		e.run(func() { _ = e.stop(s, reasonPaused, "") })
 		return now + time.Second // it may be resumed in between
 	}
 	if p.countLifetime {
@@ -316,7 +317,7 @@ func (e *Edge) firePaused(s *sandbox, now time.Duration) (next time.Duration) {
 // fireIdle does what was asked for after the idle timeout.
 func (e *Edge) fireIdle(s *sandbox) {
 	if s.spec.IdleAction != dsec.IdlePause {
-		_ = e.stop(s, reasonIdle)
+		_ = e.stop(s, reasonIdle, "")
 		return
 	}
 	if err := e.pause(e.closing, s, pauseOptions{reason: reasonIdle, most: e.cfg.DefaultMaxPaused}); err != nil {

@@ -94,6 +94,9 @@ func (e *Edge) Recover(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
+	if e.replay.RolledBack {
+		e.loseEntries()
+	}
 	e.cfg.Crash("recover.sweep")
 	e.sweep(ctx)
 	if err := ctx.Err(); err != nil {
@@ -125,6 +128,18 @@ func (e *Edge) Recover(ctx context.Context) error {
 	e.mu.RUnlock()
 	e.log.Info("recovered", "edge", e.id, "running", live, "ended", len(lost))
 	return nil
+}
+
+// loseEntries has the logs of all sandboxes tell that some of what was done may be missing: they
+// were put back with the state directory. What may have been done is then not done again.
+func (e *Edge) loseEntries() {
+	e.mu.RLock()
+	defer e.mu.RUnlock()
+	for id := range e.sandboxes {
+		if err := e.trajectories.Lost(id); err != nil && dsec.CodeOf(err) != dsec.CodeNotFound {
+			e.log.Error("what a sandbox's log has lost is not marked", "sandbox", id, "err", err)
+		}
+	}
 }
 
 // probe asks the backends what this host can do.
@@ -207,7 +222,7 @@ func (e *Edge) sandboxOf(id dsec.SandboxID, raw json.RawMessage) (*sandbox, erro
 		id: id, project: r.Project, spec: r.Spec, layerNames: r.LayerNames, requestID: r.RequestID,
 		digest: r.Digest, created: r.Created, offer: e.backends[r.Spec.Kind], state: r.State,
 		reason: r.Reason, conditions: r.Conditions, warm: r.Warm, handle: backend.Handle(r.Handle),
-		cut: r.Cut, movedTo: r.MovedTo, idle: r.Idle, active: now, deadline: r.Deadline, ended: r.Ended,
+		cut: r.Cut, movedTo: r.MovedTo, endedBy: r.EndedBy, idle: r.Idle, active: now, deadline: r.Deadline, ended: r.Ended,
 		reaped: r.State.Terminal() && !r.Ended.IsZero(), size: textSize(r.Spec),
 	}
 	if r.Paused != nil && r.State == dsec.StatePaused {

@@ -49,6 +49,7 @@ type sandbox struct {
 	turn       chan struct{}         // of a pause or resume under way, closed at its end
 	paused     *pausing              // while state is paused
 	movedTo    dsec.SandboxID        // the sandbox that has taken its place
+	endedBy    string                // who asked for its end; empty: nobody did
 	told       standing              // what watchers know
 	assumed    bool                  // whether they do is not known: an earlier edge may not have lived to tell
 	ended      time.Time
@@ -84,6 +85,7 @@ type record struct {
 	RequestID  string          `json:"request_id,omitempty"`
 	Digest     []byte          `json:"digest,omitempty"`
 	Ended      time.Time       `json:"ended,omitzero"`
+	EndedBy    string          `json:"ended_by,omitempty"`
 }
 
 const recordVersion = 1
@@ -95,7 +97,7 @@ func (e *Edge) record(s *sandbox) *record {
 		State: s.state, Reason: s.reason, Conditions: s.conditions, Created: s.created,
 		Idle: s.idle, Boot: e.bootID, Deadline: s.deadline, Handle: json.RawMessage(s.handle),
 		Warm: s.warm, RequestID: s.requestID, Digest: s.digest, Ended: s.ended,
-		Paused: s.paused.record(), MovedTo: s.movedTo,
+		Paused: s.paused.record(), MovedTo: s.movedTo, EndedBy: s.endedBy,
 	}
 	if !s.reaped {
 		r.Cut = s.cut
@@ -114,6 +116,15 @@ func (e *Edge) write(s *sandbox) error {
 	}
 	e.announce(s)
 	return nil
+}
+
+// writeChange journals a change of s that can be refused: the last room on the disk is for ends. The
+// caller holds s.mu.
+func (e *Edge) writeChange(s *sandbox) error {
+	if !e.journal.Reserved() {
+		return dsec.Errorf(dsec.CodeExhausted, "the node's disk is full")
+	}
+	return e.write(s)
 }
 
 // writeAnyway journals s where not to go on would be worse: a sandbox that
@@ -251,7 +262,7 @@ func (e *Edge) fire(s *sandbox, now time.Duration) (next time.Duration) {
 	}
 	switch {
 	case s.deadline > 0 && now >= s.deadline:
-		e.run(func() { _ = e.stop(s, reasonLifetime) })
+		e.run(func() { _ = e.stop(s, reasonLifetime, "") })
 		return 0
 	case s.isIdle(now):
 		e.run(func() { e.fireIdle(s) })

@@ -3,6 +3,7 @@ package edge
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
 	"sync"
@@ -64,7 +65,7 @@ func (v service) CreateSandboxes(ctx context.Context, req *connect.Request[dsecv
 	}
 	out := &dsecv1.CreateSandboxesResponse{Items: make([]*dsecv1.BatchCreateItem, len(items))}
 	if len(items) == 1 {
-		out.Items[0] = v.createItem(ctx, project, items[0])
+		out.Items[0] = v.createItem(ctx, req.Header(), items[0])
 		return connect.NewResponse(out), nil
 	}
 	// The edge bounds the creates under way; these are only those that wait.
@@ -74,17 +75,18 @@ func (v service) CreateSandboxes(ctx context.Context, req *connect.Request[dsecv
 		turns <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-turns }()
-			out.Items[i] = v.createItem(ctx, project, item)
+			out.Items[i] = v.createItem(ctx, req.Header(), item)
 		})
 	}
 	wg.Wait()
 	return connect.NewResponse(out), nil
 }
 
-func (v service) createItem(ctx context.Context, project string, item *dsecv1.CreateSandboxesItem) *dsecv1.BatchCreateItem {
+func (v service) createItem(ctx context.Context, h http.Header, item *dsecv1.CreateSandboxesItem) *dsecv1.BatchCreateItem {
 	var s *sandbox
-	c, err := v.e.parseCreate(ctx, project, item)
+	c, err := v.e.parseCreate(ctx, h.Get(projectHeader), item)
 	if err == nil {
+		c.caller = h.Get(callerHeader)
 		s, err = v.e.create(ctx, c)
 	}
 	if err == nil { // what the request id leads to may have been moved since
@@ -243,7 +245,7 @@ func (v service) KillSandbox(ctx context.Context, req *connect.Request[dsecv1.Ki
 	}
 	defer v.e.end()
 	// The kill goes on where its caller leaves.
-	if err := v.e.stop(s, reasonKilled); err != nil {
+	if err := v.e.stop(s, reasonKilled, req.Header().Get(callerHeader)); err != nil {
 		return nil, err
 	}
 	return connect.NewResponse(&dsecv1.KillResponse{State: string(s.waitReaped(ctx))}), nil
@@ -271,6 +273,7 @@ func (v service) ExtendSandbox(_ context.Context, req *connect.Request[dsecv1.Ex
 	if err := v.e.extend(s, m.IdleTimeout != nil, idle, m.MaxLifetime != nil, life); err != nil {
 		return nil, err
 	}
+	v.e.tell(s, &dsecv1.TrajectoryEntry{Kind: dsecv1.TrajectoryKind_TRAJECTORY_KIND_EXTEND, Caller: req.Header().Get(callerHeader), Reason: extension(m)})
 	return connect.NewResponse(&dsecv1.ExtendResponse{Sandbox: v.e.proto(s)}), nil
 }
 
@@ -284,6 +287,7 @@ func (v service) PauseSandbox(ctx context.Context, req *connect.Request[dsecv1.P
 	if err != nil {
 		return nil, err
 	}
+	o.caller = req.Header().Get(callerHeader)
 	if err := v.e.beginEnd(); err != nil {
 		return nil, err
 	}
@@ -304,7 +308,7 @@ func (v service) ResumeSandbox(ctx context.Context, req *connect.Request[dsecv1.
 		return nil, err
 	}
 	defer v.e.end()
-	if err := v.e.resume(ctx, s); err != nil {
+	if err := v.e.resume(ctx, s, req.Header().Get(callerHeader)); err != nil {
 		return nil, err
 	}
 	return connect.NewResponse(&dsecv1.ResumeResponse{Sandbox: v.e.proto(s)}), nil

@@ -64,7 +64,7 @@ func (c *call) pack(pause bool, scrub layer.Scrub, out *dsecv1.PackSandboxRespon
 		return context.Cause(c.ctx)
 	}
 	if pause {
-		if err := e.pause(c.ctx, s, pauseOptions{reason: reasonMigrate, most: e.cfg.DefaultMaxPaused}); err != nil {
+		if err := e.pause(c.ctx, s, pauseOptions{reason: reasonMigrate, caller: c.origin.caller, most: e.cfg.DefaultMaxPaused}); err != nil {
 			return err
 		}
 	}
@@ -178,13 +178,13 @@ func (v service) RedirectSandbox(ctx context.Context, req *connect.Request[dsecv
 		return nil, err
 	}
 	defer v.e.end()
-	if err := v.e.redirect(ctx, s, to, m.PauseToken); err != nil {
+	if err := v.e.redirect(ctx, s, to, m.PauseToken, req.Header().Get(callerHeader)); err != nil {
 		return nil, err
 	}
 	return connect.NewResponse(new(dsecv1.RedirectSandboxResponse)), nil
 }
 
-func (e *Edge) redirect(ctx context.Context, s *sandbox, to dsec.SandboxID, token []byte) error {
+func (e *Edge) redirect(ctx context.Context, s *sandbox, to dsec.SandboxID, token []byte, caller string) error {
 	s.mu.Lock()
 	if s.movedTo == to {
 		s.mu.Unlock()
@@ -198,7 +198,7 @@ func (e *Edge) redirect(ctx context.Context, s *sandbox, to dsec.SandboxID, toke
 	if over {
 		return errUsedMeanwhile(s)
 	}
-	err = e.publishRedirect(s, to, token)
+	err = e.publishRedirect(s, to, token, caller)
 	s.giveTurn()
 	if err != nil {
 		return err
@@ -210,7 +210,7 @@ func (e *Edge) redirect(ctx context.Context, s *sandbox, to dsec.SandboxID, toke
 	return nil
 }
 
-func (e *Edge) publishRedirect(s *sandbox, to dsec.SandboxID, token []byte) error {
+func (e *Edge) publishRedirect(s *sandbox, to dsec.SandboxID, token []byte, caller string) error {
 	now := s.pauseToken()
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -221,14 +221,14 @@ func (e *Edge) publishRedirect(s *sandbox, to dsec.SandboxID, token []byte) erro
 		return err
 	}
 	reason := s.reason
-	s.movedTo = to
+	s.movedTo, s.endedBy = to, caller
 	if err := s.move(dsec.StateStopping, "moved to "+string(to)); err != nil {
-		s.movedTo = ""
+		s.movedTo, s.endedBy = "", ""
 		return err
 	}
 	if err := e.write(s); err != nil {
 		// Nobody has seen the other state: s.mu was held.
-		s.movedTo, s.state, s.reason = "", dsec.StatePaused, reason
+		s.movedTo, s.endedBy, s.state, s.reason = "", "", dsec.StatePaused, reason
 		return err
 	}
 	return nil

@@ -119,7 +119,8 @@ func (c *call) finish(a *trajectory.Action, e *dsecv1.TrajectoryEntry, err error
 	}
 	nerr := a.End(e)
 	if nerr == nil && c.origin.sync {
-		nerr = c.e.trajectories.Sync(c.ctx)
+		// The log of a sandbox that the journal does not know would be dropped.
+		nerr = errors.Join(c.e.journal.Sync(), c.e.trajectories.Sync(c.ctx))
 	}
 	if nerr != nil {
 		c.e.log.Error("the end of an action is not in the log", "sandbox", c.s.id, "action", a.Seq, "err", nerr)
@@ -350,24 +351,24 @@ func (e *Edge) openTrajectories() error {
 }
 
 // noteCreate notes that a sandbox was made. The caller holds s.mu.
-func (e *Edge) noteCreate(s *sandbox) error {
+func (e *Edge) noteCreate(s *sandbox, caller string) error {
 	spec, err := json.Marshal(s.spec)
 	if err != nil {
 		return err
 	}
 	_, err = e.trajectories.Append(s.id, &dsecv1.TrajectoryEntry{
-		Kind: dsecv1.TrajectoryKind_TRAJECTORY_KIND_CREATE, RequestDigest: s.digest, State: string(dsec.StateRunning), Spec: spec,
+		Kind: dsecv1.TrajectoryKind_TRAJECTORY_KIND_CREATE, Caller: caller, RequestDigest: s.digest, State: string(dsec.StateRunning), Spec: spec,
 	})
 	return err
 }
 
 // noteEnd notes that a sandbox has ended, and with it all that was under way in it.
-func (e *Edge) noteEnd(s *sandbox, state dsec.State, why string) {
+func (e *Edge) noteEnd(s *sandbox, end *dsecv1.TrajectoryEntry) {
 	if s.err != nil {
 		return // nobody was told of it
 	}
 	e.settleActions(s, nil, e.takeOverActions(s))
-	e.tell(s, &dsecv1.TrajectoryEntry{Kind: dsecv1.TrajectoryKind_TRAJECTORY_KIND_STATE, State: string(state), Reason: why})
+	e.tell(s, end)
 	e.run(func() { e.seal(s.id) })
 }
 

@@ -72,7 +72,8 @@ type Journal struct {
 	live   map[string]json.RawMessage
 	size   int64 // of live, as records
 	buf    []byte
-	err    error // sticky: the main file is in an unknown state
+	err    error  // sticky: the main file is in an unknown state
+	synced uint64 // what was put up to it survives a loss of power, until a rewrite
 
 	// While a rewrite is under way, tail holds what was put since it began.
 	rewriting bool
@@ -321,6 +322,7 @@ func (j *Journal) rewriteAside(live map[string]json.RawMessage, seq uint64) {
 
 // swap puts new files in the place of the old ones. The caller holds mu.
 func (j *Journal) swap(main, mirror *file) error {
+	j.synced = 0 // its tail is in the page cache alone
 	if len(j.tail) > 0 {
 		if err := main.append(j.tail); err != nil {
 			return err
@@ -368,8 +370,15 @@ func (j *Journal) Sync() error {
 	if j.err != nil {
 		return j.err
 	}
+	if j.synced == j.seq {
+		return nil
+	}
 	// The name too: a rewrite does not wait for it.
-	return errors.Join(j.main.f.Sync(), hostos.SyncDir(j.opts.Dir))
+	if err := errors.Join(j.main.f.Sync(), hostos.SyncDir(j.opts.Dir)); err != nil {
+		return err
+	}
+	j.synced = j.seq
+	return nil
 }
 
 // Close closes the journal; puts after it fail.

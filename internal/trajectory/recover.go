@@ -230,22 +230,42 @@ func (l *Log) settle(c claim) {
 	if sb.forgotten || sb.seq >= c.seq {
 		return
 	}
-	d, err := l.draft(gapEntry(sb.seq+1, c.seq, reasonDamaged))
-	if err == nil {
-		defer d.free()
-		if err = l.roomFor(int64(len(d.record)), 0); err == nil {
-			sb.seq = c.seq - 1
-			err = l.putEntry(sb, header{typ: typeEvent, flags: flagGap}, d, "")
-		}
-	}
-	if err != nil {
+	if err := l.putGap(sb, c.seq, reasonDamaged); err != nil {
 		l.opts.Logger.Error("trajectory: a lost entry is not marked", "sandbox", sb.id, "seq", c.seq, "err", err)
 	}
+}
+
+// putGap writes that the next entries of a sandbox, up to last, are not there. The caller holds mu.
+func (l *Log) putGap(sb *sandbox, last uint64, reason string) error {
+	d, err := l.draft(gapEntry(sb.seq+1, last, reason))
+	if err != nil {
+		return err
+	}
+	defer d.free()
+	if err := l.roomFor(int64(len(d.record)), 0); err != nil {
+		return err
+	}
+	sb.seq = last - 1
+	return l.putEntry(sb, header{typ: typeEvent, flags: flagGap}, d, "")
+}
+
+// Lost notes that entries of a sandbox may be gone, of which nothing here tells: those that were
+// written after the copy was made that the log was put back to. Errors: those of Append.
+func (l *Log) Lost(id dsec.SandboxID) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	sb, err := l.find(id)
+	if err != nil {
+		return err
+	}
+	l.indexes.drop(sb) // it knows of no hole
+	return l.putGap(sb, sb.seq+1, reasonOlder)
 }
 
 const (
 	reasonDamaged = "the log was damaged"
 	reasonDropped = "the log was over its bound, and there was no store"
+	reasonOlder   = "the log was put back to an older copy"
 )
 
 func gapEntry(first, last uint64, reason string) *dsecv1.TrajectoryEntry {

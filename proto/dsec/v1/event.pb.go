@@ -421,7 +421,9 @@ type EventCursor struct {
 	// By the nodes' IDs.
 	Nodes map[string]*NodePosition `protobuf:"bytes,1,rep,name=nodes,proto3" json:"nodes,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// Revision of the store, of jobs: the first that is wanted.
-	Jobs          int64 `protobuf:"varint,2,opt,name=jobs,proto3" json:"jobs,omitempty"`
+	Jobs int64 `protobuf:"varint,2,opt,name=jobs,proto3" json:"jobs,omitempty"`
+	// When the watch began that is from then on; of nodes without a place nothing older is wanted.
+	Began         *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=began,proto3" json:"began,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -468,6 +470,13 @@ func (x *EventCursor) GetJobs() int64 {
 		return x.Jobs
 	}
 	return 0
+}
+
+func (x *EventCursor) GetBegan() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Began
+	}
+	return nil
 }
 
 type WatchNodeRequest struct {
@@ -628,10 +637,11 @@ const file_dsec_v1_event_proto_rawDesc = "" +
 	"\x06cursor\x18\x02 \x01(\tR\x06cursor\"2\n" +
 	"\fNodePosition\x12\x10\n" +
 	"\x03log\x18\x01 \x01(\tR\x03log\x12\x10\n" +
-	"\x03seq\x18\x02 \x01(\x04R\x03seq\"\xa9\x01\n" +
+	"\x03seq\x18\x02 \x01(\x04R\x03seq\"\xdb\x01\n" +
 	"\vEventCursor\x125\n" +
 	"\x05nodes\x18\x01 \x03(\v2\x1f.dsec.v1.EventCursor.NodesEntryR\x05nodes\x12\x12\n" +
-	"\x04jobs\x18\x02 \x01(\x03R\x04jobs\x1aO\n" +
+	"\x04jobs\x18\x02 \x01(\x03R\x04jobs\x120\n" +
+	"\x05began\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x05began\x1aO\n" +
 	"\n" +
 	"NodesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12+\n" +
@@ -681,18 +691,19 @@ var file_dsec_v1_event_proto_depIdxs = []int32{
 	1,  // 3: dsec.v1.WatchEventsRequest.filter:type_name -> dsec.v1.EventFilter
 	0,  // 4: dsec.v1.WatchEventsResponse.event:type_name -> dsec.v1.Event
 	10, // 5: dsec.v1.EventCursor.nodes:type_name -> dsec.v1.EventCursor.NodesEntry
-	4,  // 6: dsec.v1.WatchNodeRequest.from:type_name -> dsec.v1.NodePosition
-	1,  // 7: dsec.v1.WatchNodeRequest.filter:type_name -> dsec.v1.EventFilter
-	0,  // 8: dsec.v1.WatchNodeResponse.event:type_name -> dsec.v1.Event
-	4,  // 9: dsec.v1.WatchNodeResponse.next:type_name -> dsec.v1.NodePosition
-	4,  // 10: dsec.v1.EventCursor.NodesEntry.value:type_name -> dsec.v1.NodePosition
-	2,  // 11: dsec.v1.EventService.WatchEvents:input_type -> dsec.v1.WatchEventsRequest
-	3,  // 12: dsec.v1.EventService.WatchEvents:output_type -> dsec.v1.WatchEventsResponse
-	12, // [12:13] is the sub-list for method output_type
-	11, // [11:12] is the sub-list for method input_type
-	11, // [11:11] is the sub-list for extension type_name
-	11, // [11:11] is the sub-list for extension extendee
-	0,  // [0:11] is the sub-list for field type_name
+	11, // 6: dsec.v1.EventCursor.began:type_name -> google.protobuf.Timestamp
+	4,  // 7: dsec.v1.WatchNodeRequest.from:type_name -> dsec.v1.NodePosition
+	1,  // 8: dsec.v1.WatchNodeRequest.filter:type_name -> dsec.v1.EventFilter
+	0,  // 9: dsec.v1.WatchNodeResponse.event:type_name -> dsec.v1.Event
+	4,  // 10: dsec.v1.WatchNodeResponse.next:type_name -> dsec.v1.NodePosition
+	4,  // 11: dsec.v1.EventCursor.NodesEntry.value:type_name -> dsec.v1.NodePosition
+	2,  // 12: dsec.v1.EventService.WatchEvents:input_type -> dsec.v1.WatchEventsRequest
+	3,  // 13: dsec.v1.EventService.WatchEvents:output_type -> dsec.v1.WatchEventsResponse
+	13, // [13:14] is the sub-list for method output_type
+	12, // [12:13] is the sub-list for method input_type
+	12, // [12:12] is the sub-list for extension type_name
+	12, // [12:12] is the sub-list for extension extendee
+	0,  // [0:12] is the sub-list for field type_name
 }
 
 func init() { file_dsec_v1_event_proto_init() }

@@ -212,7 +212,8 @@ type TrajectoryEntry struct {
 	Time  *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=time,proto3" json:"time,omitempty"`
 	Phase TrajectoryPhase        `protobuf:"varint,4,opt,name=phase,proto3,enum=dsec.v1.TrajectoryPhase" json:"phase,omitempty"`
 	Kind  TrajectoryKind         `protobuf:"varint,5,opt,name=kind,proto3,enum=dsec.v1.TrajectoryKind" json:"kind,omitempty"`
-	// Of begun: who asked for it (an API key's ID, or a part of the platform).
+	// Of begun, and of what has no end of its own: who asked for it (an API key's ID). Empty:
+	// the platform did it by itself.
 	Caller string `protobuf:"bytes,6,opt,name=caller,proto3" json:"caller,omitempty"`
 	// The caller's name for the action, at most 128 bytes.
 	ActionId string `protobuf:"bytes,7,opt,name=action_id,json=actionId,proto3" json:"action_id,omitempty"`

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13\x64sec/v1/event.proto\x12\x07\x64sec.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xac\x02\n\x05\x45vent\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12(\n\x04time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\nsandbox_id\x18\x03 \x01(\t\x12\x0b\n\x03job\x18\x04 \x01(\t\x12*\n\x06labels\x18\x05 \x03(\x0b\x32\x1a.dsec.v1.Event.LabelsEntry\x12\r\n\x05state\x18\x06 \x01(\t\x12\x0e\n\x06reason\x18\x07 \x01(\t\x12\x12\n\nconditions\x18\x08 \x03(\t\x12\x0c\n\x04node\x18\t \x01(\t\x12\x10\n\x08repeated\x18\n \x01(\x08\x12\x10\n\x08moved_to\x18\x0b \x01(\t\x12\n\n\x02id\x18\x0c \x01(\t\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xaf\x01\n\x0b\x45ventFilter\x12\r\n\x05kinds\x18\x01 \x03(\t\x12\x13\n\x0bsandbox_ids\x18\x02 \x03(\t\x12\x0b\n\x03job\x18\x03 \x01(\t\x12\x30\n\x06labels\x18\x04 \x03(\x0b\x32 .dsec.v1.EventFilter.LabelsEntry\x12\x0e\n\x06states\x18\x05 \x03(\t\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"^\n\x12WatchEventsRequest\x12\x0e\n\x06\x63ursor\x18\x01 \x01(\t\x12\x12\n\nfrom_start\x18\x02 \x01(\x08\x12$\n\x06\x66ilter\x18\x03 \x01(\x0b\x32\x14.dsec.v1.EventFilter\"D\n\x13WatchEventsResponse\x12\x1d\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x0e.dsec.v1.Event\x12\x0e\n\x06\x63ursor\x18\x02 \x01(\t\"(\n\x0cNodePosition\x12\x0b\n\x03log\x18\x01 \x01(\t\x12\x0b\n\x03seq\x18\x02 \x01(\x04\"\x90\x01\n\x0b\x45ventCursor\x12.\n\x05nodes\x18\x01 \x03(\x0b\x32\x1f.dsec.v1.EventCursor.NodesEntry\x12\x0c\n\x04jobs\x18\x02 \x01(\x03\x1a\x43\n\nNodesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12$\n\x05value\x18\x02 \x01(\x0b\x32\x15.dsec.v1.NodePosition:\x02\x38\x01\"q\n\x10WatchNodeRequest\x12#\n\x04\x66rom\x18\x01 \x01(\x0b\x32\x15.dsec.v1.NodePosition\x12\x12\n\nfrom_start\x18\x02 \x01(\x08\x12$\n\x06\x66ilter\x18\x03 \x01(\x0b\x32\x14.dsec.v1.EventFilter\"W\n\x11WatchNodeResponse\x12\x1d\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x0e.dsec.v1.Event\x12#\n\x04next\x18\x02 \x01(\x0b\x32\x15.dsec.v1.NodePosition2_\n\x0c\x45ventService\x12O\n\x0bWatchEvents\x12\x1b.dsec.v1.WatchEventsRequest\x1a\x1c.dsec.v1.WatchEventsResponse\"\x03\x90\x02\x02\x30\x01\x42/Z-github.com/opendsec/dsec/proto/dsec/v1;dsecv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13\x64sec/v1/event.proto\x12\x07\x64sec.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xac\x02\n\x05\x45vent\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12(\n\x04time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\nsandbox_id\x18\x03 \x01(\t\x12\x0b\n\x03job\x18\x04 \x01(\t\x12*\n\x06labels\x18\x05 \x03(\x0b\x32\x1a.dsec.v1.Event.LabelsEntry\x12\r\n\x05state\x18\x06 \x01(\t\x12\x0e\n\x06reason\x18\x07 \x01(\t\x12\x12\n\nconditions\x18\x08 \x03(\t\x12\x0c\n\x04node\x18\t \x01(\t\x12\x10\n\x08repeated\x18\n \x01(\x08\x12\x10\n\x08moved_to\x18\x0b \x01(\t\x12\n\n\x02id\x18\x0c \x01(\t\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xaf\x01\n\x0b\x45ventFilter\x12\r\n\x05kinds\x18\x01 \x03(\t\x12\x13\n\x0bsandbox_ids\x18\x02 \x03(\t\x12\x0b\n\x03job\x18\x03 \x01(\t\x12\x30\n\x06labels\x18\x04 \x03(\x0b\x32 .dsec.v1.EventFilter.LabelsEntry\x12\x0e\n\x06states\x18\x05 \x03(\t\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"^\n\x12WatchEventsRequest\x12\x0e\n\x06\x63ursor\x18\x01 \x01(\t\x12\x12\n\nfrom_start\x18\x02 \x01(\x08\x12$\n\x06\x66ilter\x18\x03 \x01(\x0b\x32\x14.dsec.v1.EventFilter\"D\n\x13WatchEventsResponse\x12\x1d\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x0e.dsec.v1.Event\x12\x0e\n\x06\x63ursor\x18\x02 \x01(\t\"(\n\x0cNodePosition\x12\x0b\n\x03log\x18\x01 \x01(\t\x12\x0b\n\x03seq\x18\x02 \x01(\x04\"\xbb\x01\n\x0b\x45ventCursor\x12.\n\x05nodes\x18\x01 \x03(\x0b\x32\x1f.dsec.v1.EventCursor.NodesEntry\x12\x0c\n\x04jobs\x18\x02 \x01(\x03\x12)\n\x05\x62\x65gan\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x1a\x43\n\nNodesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12$\n\x05value\x18\x02 \x01(\x0b\x32\x15.dsec.v1.NodePosition:\x02\x38\x01\"q\n\x10WatchNodeRequest\x12#\n\x04\x66rom\x18\x01 \x01(\x0b\x32\x15.dsec.v1.NodePosition\x12\x12\n\nfrom_start\x18\x02 \x01(\x08\x12$\n\x06\x66ilter\x18\x03 \x01(\x0b\x32\x14.dsec.v1.EventFilter\"W\n\x11WatchNodeResponse\x12\x1d\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x0e.dsec.v1.Event\x12#\n\x04next\x18\x02 \x01(\x0b\x32\x15.dsec.v1.NodePosition2_\n\x0c\x45ventService\x12O\n\x0bWatchEvents\x12\x1b.dsec.v1.WatchEventsRequest\x1a\x1c.dsec.v1.WatchEventsResponse\"\x03\x90\x02\x02\x30\x01\x42/Z-github.com/opendsec/dsec/proto/dsec/v1;dsecv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -56,13 +56,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_NODEPOSITION']._serialized_start=712
   _globals['_NODEPOSITION']._serialized_end=752
   _globals['_EVENTCURSOR']._serialized_start=755
-  _globals['_EVENTCURSOR']._serialized_end=899
-  _globals['_EVENTCURSOR_NODESENTRY']._serialized_start=832
-  _globals['_EVENTCURSOR_NODESENTRY']._serialized_end=899
-  _globals['_WATCHNODEREQUEST']._serialized_start=901
-  _globals['_WATCHNODEREQUEST']._serialized_end=1014
-  _globals['_WATCHNODERESPONSE']._serialized_start=1016
-  _globals['_WATCHNODERESPONSE']._serialized_end=1103
-  _globals['_EVENTSERVICE']._serialized_start=1105
-  _globals['_EVENTSERVICE']._serialized_end=1200
+  _globals['_EVENTCURSOR']._serialized_end=942
+  _globals['_EVENTCURSOR_NODESENTRY']._serialized_start=875
+  _globals['_EVENTCURSOR_NODESENTRY']._serialized_end=942
+  _globals['_WATCHNODEREQUEST']._serialized_start=944
+  _globals['_WATCHNODEREQUEST']._serialized_end=1057
+  _globals['_WATCHNODERESPONSE']._serialized_start=1059
+  _globals['_WATCHNODERESPONSE']._serialized_end=1146
+  _globals['_EVENTSERVICE']._serialized_start=1148
+  _globals['_EVENTSERVICE']._serialized_end=1243
 # @@protoc_insertion_point(module_scope)

@@ -90,7 +90,7 @@ class NodePosition(_message.Message):
     def __init__(self, log: _Optional[str] = ..., seq: _Optional[int] = ...) -> None: ...
 
 class EventCursor(_message.Message):
-    __slots__ = ("nodes", "jobs")
+    __slots__ = ("nodes", "jobs", "began")
     class NodesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -100,9 +100,11 @@ class EventCursor(_message.Message):
         def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[NodePosition, _Mapping]] = ...) -> None: ...
     NODES_FIELD_NUMBER: _ClassVar[int]
     JOBS_FIELD_NUMBER: _ClassVar[int]
+    BEGAN_FIELD_NUMBER: _ClassVar[int]
     nodes: _containers.MessageMap[str, NodePosition]
     jobs: int
-    def __init__(self, nodes: _Optional[_Mapping[str, NodePosition]] = ..., jobs: _Optional[int] = ...) -> None: ...
+    began: _timestamp_pb2.Timestamp
+    def __init__(self, nodes: _Optional[_Mapping[str, NodePosition]] = ..., jobs: _Optional[int] = ..., began: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class WatchNodeRequest(_message.Message):
     __slots__ = ("from_start", "filter")
