@@ -28,6 +28,7 @@ type call struct {
 	stop   func() bool
 	origin origin
 	alone  bool // of the edge itself: nobody waits for it
+	files  bool // of FileService
 }
 
 // enter starts a call, which end must end.
@@ -153,6 +154,12 @@ func (c *call) fail(err error) error {
 	return err
 }
 
+// told is fail for what was begun then, with whose fault it is put right: as its action
+// ends in the log, so its caller is told.
+func (c *call) told(began time.Time, err error) error {
+	return c.whoseDisk(began, c.starvedFiles(began, c.fail(err)))
+}
+
 // ofProcess names the field of a process that is not there.
 func ofProcess(err error) error { return missing(err, "process_id") }
 
@@ -211,6 +218,5 @@ func (e *Edge) with(ctx context.Context, h http.Header, id string, f func(*call)
 		return err
 	}
 	defer c.end()
-	began := time.Now()
-	return c.fail(c.whoseDisk(began, f(c)))
+	return c.fail(f(c))
 }

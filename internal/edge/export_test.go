@@ -2,10 +2,13 @@ package edge
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net"
 	"time"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/backend"
 )
 
 // WithClock makes an edge run on another clock than the host's.
@@ -64,3 +67,28 @@ func (e *Edge) Live() int {
 
 // SetEvents bounds the events of a stretch.
 func SetEvents(c *Config, most uint64) { c.events = most }
+
+// Starve has what serves the files of a sandbox be killed for want of memory by the next
+// calls.
+func (e *Edge) Starve(id dsec.SandboxID) {
+	e.mu.RLock()
+	s := e.sandboxes[id]
+	e.mu.RUnlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.instance = &starved{Instance: s.instance}
+	s.client = nil
+}
+
+type starved struct{ backend.Instance }
+
+func (*starved) DialFiles(context.Context) (net.Conn, error) {
+	client, server := net.Pipe()
+	go func() {
+		_, err := server.Read(make([]byte, 64<<10)) // a request
+		_ = errors.Join(err, server.Close())
+	}()
+	return client, nil
+}
+
+func (*starved) FilesStarved(time.Time) bool { return true }

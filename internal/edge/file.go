@@ -26,8 +26,8 @@ type fileService struct{ e *Edge }
 // with runs one call.
 func (f fileService) with(ctx context.Context, h http.Header, id string, do func(*call) error) error {
 	return f.e.with(ctx, h, id, func(c *call) error {
-		began := time.Now()
-		return c.starvedFiles(began, do(c))
+		c.files = true
+		return do(c)
 	})
 }
 
@@ -35,7 +35,7 @@ func (f fileService) with(ctx context.Context, h http.Header, id string, do func
 // sandbox's own processes have taken all of its memory, an error that says so: it
 // is not the platform's fault.
 func (c *call) starvedFiles(began time.Time, err error) error {
-	if err == nil || c.ctx.Err() != nil {
+	if err == nil || !c.files || c.ctx.Err() != nil {
 		return err
 	}
 	code := dsec.CodeOf(err)
@@ -235,6 +235,7 @@ func (c *call) doRead(kind dsecv1.TrajectoryKind, req proto.Message, what *dsecv
 		return c.pieces(earlier.Ended, func(p *dsecv1.TrajectoryOutputPiece) error { return stream.Send(&dsecv1.FileChunk{Data: p.Data}) })
 	}
 	defer c.toTheEnd()()
+	began := time.Now()
 	sum, n, once := sha256.New(), int64(0), c.origin.action != ""
 	r, err := open()
 	if err == nil {
@@ -246,7 +247,7 @@ func (c *call) doRead(kind dsecv1.TrajectoryKind, req proto.Message, what *dsecv
 			}
 		})
 	}
-	err = c.fail(err)
+	err = c.told(began, err)
 	return c.finish(a, &dsecv1.TrajectoryEntry{Reason: fmt.Sprintf("%d bytes, sha256:%x", n, sum.Sum(nil))}, err)
 }
 
@@ -337,8 +338,9 @@ func (c *call) doWrite(kind dsecv1.TrajectoryKind, open proto.Message, what *dse
 		return proto.Unmarshal(earlier.Ended.Response, out)
 	}
 	defer c.toTheEnd()()
+	began := time.Now()
 	e, broke := new(dsecv1.TrajectoryEntry), false
-	err = c.fail(f(readerFunc(func(p []byte) (int, error) {
+	err = c.told(began, f(readerFunc(func(p []byte) (int, error) {
 		n, err := data.Read(p)
 		a.Input(p[:n])
 		broke = broke || err != nil && err != io.EOF && asError(err) == nil

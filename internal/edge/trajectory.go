@@ -141,7 +141,8 @@ func (c *call) do(kind dsecv1.TrajectoryKind, req proto.Message, what *dsecv1.Tr
 		return c.answerOf(earlier.Ended, out)
 	}
 	defer c.toTheEnd()()
-	err = c.fail(f()) // as the caller is told
+	began := time.Now()
+	err = c.told(began, f())
 	e := new(dsecv1.TrajectoryEntry)
 	if err == nil {
 		e.Response, err = proto.Marshal(out)
