@@ -316,7 +316,8 @@ func (f fileService) Write(ctx context.Context, stream *connect.ClientStream[dse
 
 // doWrite is do of a call whose data follow it. They are no part of the digest by which
 // it begins; a later call with the same action ID and other data has diverged all the same.
-// whole says that nothing was done where the data broke off: then the ID is free.
+// whole says that nothing was done where it failed. Else a part was, perhaps, once data
+// were read, and no error is told that frees the ID, or has an SDK send them again.
 func (c *call) doWrite(kind dsecv1.TrajectoryKind, open proto.Message, what *dsecv1.TrajectoryRequest, whole bool, in io.Reader, out proto.Message, f func(io.Reader) error) error {
 	a, earlier, err := c.begin(kind, open, what)
 	if err != nil {
@@ -339,9 +340,10 @@ func (c *call) doWrite(kind dsecv1.TrajectoryKind, open proto.Message, what *dse
 	}
 	defer c.toTheEnd()()
 	began := time.Now()
-	e, broke := new(dsecv1.TrajectoryEntry), false
+	e, broke, begun := new(dsecv1.TrajectoryEntry), false, false
 	err = c.told(began, f(readerFunc(func(p []byte) (int, error) {
 		n, err := data.Read(p)
+		begun = begun || n > 0
 		a.Input(p[:n])
 		broke = broke || err != nil && err != io.EOF && asError(err) == nil
 		return n, err
@@ -352,8 +354,25 @@ func (c *call) doWrite(kind dsecv1.TrajectoryKind, open proto.Message, what *dse
 		e.Response, err = proto.Marshal(out)
 	case broke && whole && c.origin.action != "":
 		err = &dsec.Error{Code: dsec.CodeUnavailable, Message: "the data broke off, and nothing was written", Err: err}
+	case begun && !whole:
+		err = inPart(err)
 	}
 	return c.finish(a, e, err)
+}
+
+// inPart is err of what was done in part, perhaps, in place of one that says that nothing
+// was.
+func inPart(err error) error {
+	code := dsec.CodeOutcomeUnknown
+	switch dsec.CodeOf(err) {
+	case dsec.CodeUnavailable:
+	case dsec.CodeExhausted:
+		code = dsec.CodeConflict // as the sandbox is: not the platform's fault
+	default:
+		return err
+	}
+	de := asError(err)
+	return &dsec.Error{Code: code, Field: de.Field, Message: de.Message + ": a part of it may have been done", Err: err}
 }
 
 // readerFunc is an io.Reader.
