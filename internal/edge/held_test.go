@@ -45,6 +45,24 @@ func TestHeldOutput(t *testing.T) {
 	}
 }
 
+// TestHeldActionIsKilled: an action goes on without its caller, but not where its output
+// was too much.
+func TestHeldActionIsKilled(t *testing.T) {
+	const most = 1 << 20
+	n := newNode(t, func(c *edge.Config, _ *fake.Options) { *c = edge.WithTexts(*c, 1<<20, 1<<20, most, 1<<20) })
+	id := n.create(&dsecv1.CreateRequest{})
+	exec := &dsecv1.ExecRequest{SandboxId: id, Command: &dsecv1.Command{Shell: fmt.Sprintf("yes | head -c %d; sleep 600", 2*most)}}
+	for range 2 { // the second is told what came of the first
+		_, err := n.process.Exec(t.Context(), named(exec, "a"))
+		if e := wantError(t, err, dsec.CodeOutcomeUnknown, ""); !strings.Contains(e.Message, "was killed") {
+			t.Errorf("told %q", e.Message)
+		}
+	}
+	if p := n.listedEnd(id, 1); p.Outcome != nil || !strings.Contains(p.Fault, "was killed") {
+		t.Errorf("the command: %v", p)
+	}
+}
+
 // TestRecordsAreBounded: long labels do not make the records of ended sandboxes,
 // or of the others, grow without end, also over a restart.
 func TestRecordsAreBounded(t *testing.T) {
