@@ -24,11 +24,13 @@ type call struct {
 	spec   *dsec.Spec
 	client *chronusapi.Client
 	ctx    context.Context
-	cancel context.CancelCauseFunc
-	stop   func() bool
-	origin origin
-	alone  bool // of the edge itself: nobody waits for it
-	files  bool // of FileService
+	// request is the caller's context, which ends when the answer is sent.
+	request context.Context
+	cancel  context.CancelCauseFunc
+	stop    func() bool
+	origin  origin
+	alone   bool // of the edge itself: nobody waits for it
+	files   bool // of FileService
 }
 
 // enter starts a call, which end must end.
@@ -77,7 +79,7 @@ func (e *Edge) enterIn(ctx context.Context, h http.Header, id string, asIs bool)
 	if s.client == nil {
 		s.client = withFiles(chronusapi.NewClient(s.instance.Dial), s.instance)
 	}
-	c := &call{e: e, s: s, inst: s.instance, spec: s.spec, client: s.client, origin: readOrigin(ctx, h)}
+	c := &call{e: e, s: s, inst: s.instance, spec: s.spec, client: s.client, request: ctx, origin: readOrigin(ctx, h)}
 	s.mu.Unlock()
 	c.ctx, c.cancel = context.WithCancelCause(ctx)
 	c.stop = context.AfterFunc(e.closing, func() { c.cancel(context.Cause(e.closing)) })

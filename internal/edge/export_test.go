@@ -38,6 +38,13 @@ func WithTexts(c Config, live, ended int, held int64, page int) Config {
 // Calls is how many requests are in progress.
 func (e *Edge) Calls() int64 { return e.calls.Load() }
 
+// Held is how many bytes of output are held.
+func (e *Edge) Held() int64 {
+	e.output.mu.Lock()
+	defer e.output.mu.Unlock()
+	return e.output.total
+}
+
 // WaitState waits until a sandbox is in a state.
 func (e *Edge) WaitState(ctx context.Context, id dsec.SandboxID, want dsec.State) error {
 	e.mu.RLock()
