@@ -24,10 +24,13 @@ type call struct {
 	spec   *dsec.Spec
 	client *chronusapi.Client
 	ctx    context.Context
-	cancel context.CancelCauseFunc
-	stop   func() bool
-	origin origin
-	alone  bool // of the edge itself: nobody waits for it
+	// request is the caller's context, which ends when the answer is sent.
+	request context.Context
+	cancel  context.CancelCauseFunc
+	stop    func() bool
+	origin  origin
+	alone   bool // of the edge itself: nobody waits for it
+	files   bool // of FileService
 }
 
 // enter starts a call, which end must end.
@@ -76,7 +79,7 @@ func (e *Edge) enterIn(ctx context.Context, h http.Header, id string, asIs bool)
 	if s.client == nil {
 		s.client = withFiles(chronusapi.NewClient(s.instance.Dial), s.instance)
 	}
-	c := &call{e: e, s: s, inst: s.instance, spec: s.spec, client: s.client, origin: readOrigin(ctx, h)}
+	c := &call{e: e, s: s, inst: s.instance, spec: s.spec, client: s.client, request: ctx, origin: readOrigin(ctx, h)}
 	s.mu.Unlock()
 	c.ctx, c.cancel = context.WithCancelCause(ctx)
 	c.stop = context.AfterFunc(e.closing, func() { c.cancel(context.Cause(e.closing)) })
@@ -153,6 +156,12 @@ func (c *call) fail(err error) error {
 	return err
 }
 
+// told is fail for what was begun then, with whose fault it is put right: as its action
+// ends in the log, so its caller is told.
+func (c *call) told(began time.Time, err error) error {
+	return c.whoseDisk(began, c.starvedFiles(began, c.fail(err)))
+}
+
 // ofProcess names the field of a process that is not there.
 func ofProcess(err error) error { return missing(err, "process_id") }
 
@@ -211,6 +220,5 @@ func (e *Edge) with(ctx context.Context, h http.Header, id string, f func(*call)
 		return err
 	}
 	defer c.end()
-	began := time.Now()
-	return c.fail(c.whoseDisk(began, f(c)))
+	return c.fail(f(c))
 }

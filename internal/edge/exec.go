@@ -91,12 +91,12 @@ func (c *call) forget(tag uint64) {
 }
 
 // leaves ends a command whose stream broke, unless it is to go on: then the next edge
-// sees to its action.
+// sees to its action. One whose output was too much ends in any case.
 func (c *call) leaves(process uint64) bool {
 	if c.alone && c.closing() {
 		return true
 	}
-	if !c.keeps() {
+	if !c.keeps() || errors.Is(context.Cause(c.ctx), errHeld) {
 		c.kill(process)
 	}
 	return false

@@ -2,10 +2,13 @@ package edge
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net"
 	"time"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/internal/backend"
 )
 
 // WithClock makes an edge run on another clock than the host's.
@@ -34,6 +37,13 @@ func WithTexts(c Config, live, ended int, held int64, page int) Config {
 
 // Calls is how many requests are in progress.
 func (e *Edge) Calls() int64 { return e.calls.Load() }
+
+// Held is how many bytes of output are held.
+func (e *Edge) Held() int64 {
+	e.output.mu.Lock()
+	defer e.output.mu.Unlock()
+	return e.output.total
+}
 
 // WaitState waits until a sandbox is in a state.
 func (e *Edge) WaitState(ctx context.Context, id dsec.SandboxID, want dsec.State) error {
@@ -64,3 +74,28 @@ func (e *Edge) Live() int {
 
 // SetEvents bounds the events of a stretch.
 func SetEvents(c *Config, most uint64) { c.events = most }
+
+// Starve has what serves the files of a sandbox be killed for want of memory by the next
+// calls.
+func (e *Edge) Starve(id dsec.SandboxID) {
+	e.mu.RLock()
+	s := e.sandboxes[id]
+	e.mu.RUnlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.instance = &starved{Instance: s.instance}
+	s.client = nil
+}
+
+type starved struct{ backend.Instance }
+
+func (*starved) DialFiles(context.Context) (net.Conn, error) {
+	client, server := net.Pipe()
+	go func() {
+		_, err := server.Read(make([]byte, 64<<10)) // a request
+		_ = errors.Join(err, server.Close())
+	}()
+	return client, nil
+}
+
+func (*starved) FilesStarved(time.Time) bool { return true }

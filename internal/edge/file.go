@@ -26,8 +26,8 @@ type fileService struct{ e *Edge }
 // with runs one call.
 func (f fileService) with(ctx context.Context, h http.Header, id string, do func(*call) error) error {
 	return f.e.with(ctx, h, id, func(c *call) error {
-		began := time.Now()
-		return c.starvedFiles(began, do(c))
+		c.files = true
+		return do(c)
 	})
 }
 
@@ -35,7 +35,7 @@ func (f fileService) with(ctx context.Context, h http.Header, id string, do func
 // sandbox's own processes have taken all of its memory, an error that says so: it
 // is not the platform's fault.
 func (c *call) starvedFiles(began time.Time, err error) error {
-	if err == nil || c.ctx.Err() != nil {
+	if err == nil || !c.files || c.ctx.Err() != nil {
 		return err
 	}
 	code := dsec.CodeOf(err)
@@ -235,6 +235,7 @@ func (c *call) doRead(kind dsecv1.TrajectoryKind, req proto.Message, what *dsecv
 		return c.pieces(earlier.Ended, func(p *dsecv1.TrajectoryOutputPiece) error { return stream.Send(&dsecv1.FileChunk{Data: p.Data}) })
 	}
 	defer c.toTheEnd()()
+	began := time.Now()
 	sum, n, once := sha256.New(), int64(0), c.origin.action != ""
 	r, err := open()
 	if err == nil {
@@ -246,7 +247,7 @@ func (c *call) doRead(kind dsecv1.TrajectoryKind, req proto.Message, what *dsecv
 			}
 		})
 	}
-	err = c.fail(err)
+	err = c.told(began, err)
 	return c.finish(a, &dsecv1.TrajectoryEntry{Reason: fmt.Sprintf("%d bytes, sha256:%x", n, sum.Sum(nil))}, err)
 }
 
@@ -315,7 +316,8 @@ func (f fileService) Write(ctx context.Context, stream *connect.ClientStream[dse
 
 // doWrite is do of a call whose data follow it. They are no part of the digest by which
 // it begins; a later call with the same action ID and other data has diverged all the same.
-// whole says that nothing was done where the data broke off: then the ID is free.
+// whole says that nothing was done where it failed. Else a part was, perhaps, once data
+// were read, and no error is told that frees the ID, or has an SDK send them again.
 func (c *call) doWrite(kind dsecv1.TrajectoryKind, open proto.Message, what *dsecv1.TrajectoryRequest, whole bool, in io.Reader, out proto.Message, f func(io.Reader) error) error {
 	a, earlier, err := c.begin(kind, open, what)
 	if err != nil {
@@ -337,9 +339,11 @@ func (c *call) doWrite(kind dsecv1.TrajectoryKind, open proto.Message, what *dse
 		return proto.Unmarshal(earlier.Ended.Response, out)
 	}
 	defer c.toTheEnd()()
-	e, broke := new(dsecv1.TrajectoryEntry), false
-	err = c.fail(f(readerFunc(func(p []byte) (int, error) {
+	began := time.Now()
+	e, broke, begun := new(dsecv1.TrajectoryEntry), false, false
+	err = c.told(began, f(readerFunc(func(p []byte) (int, error) {
 		n, err := data.Read(p)
+		begun = begun || n > 0
 		a.Input(p[:n])
 		broke = broke || err != nil && err != io.EOF && asError(err) == nil
 		return n, err
@@ -350,8 +354,25 @@ func (c *call) doWrite(kind dsecv1.TrajectoryKind, open proto.Message, what *dse
 		e.Response, err = proto.Marshal(out)
 	case broke && whole && c.origin.action != "":
 		err = &dsec.Error{Code: dsec.CodeUnavailable, Message: "the data broke off, and nothing was written", Err: err}
+	case begun && !whole:
+		err = inPart(err)
 	}
 	return c.finish(a, e, err)
+}
+
+// inPart is err of what was done in part, perhaps, in place of one that says that nothing
+// was.
+func inPart(err error) error {
+	code := dsec.CodeOutcomeUnknown
+	switch dsec.CodeOf(err) {
+	case dsec.CodeUnavailable:
+	case dsec.CodeExhausted:
+		code = dsec.CodeConflict // as the sandbox is: not the platform's fault
+	default:
+		return err
+	}
+	de := asError(err)
+	return &dsec.Error{Code: code, Field: de.Field, Message: de.Message + ": a part of it may have been done", Err: err}
 }
 
 // readerFunc is an io.Reader.

@@ -6,28 +6,56 @@ import (
 	"github.com/opendsec/dsec"
 )
 
-// heldOutput is the output that Exec calls hold in memory. Past its most the
-// calls of the sandbox that holds most end, so that no neighbour's do.
+// heldOutput is the output that Exec calls, and answers from the log, hold in memory.
+// Past its most the calls of the sandbox that holds most end, so that no neighbour's do.
 type heldOutput struct {
 	most int64
 
 	mu    sync.Mutex
 	total int64
 	calls map[*call]*held
+	again uint64 // answers from the log so far
 }
 
 type held struct {
 	bytes int64
-	cut   bool // its call is about to end
+	again uint64 // the number of an answer from the log; 0: of a command
+	cut   bool   // its call is about to end
+}
+
+// rather reports whether of two calls x is to end: what is in the log can be asked for
+// once more, and who came last has waited least.
+func (x *held) rather(y *held) bool {
+	if x.again != y.again {
+		return x.again > y.again
+	}
+	return x.bytes > y.bytes
 }
 
 // errHeld is no `exhausted`: the command ran.
 var errHeld = dsec.Errorf(dsec.CodeOutcomeUnknown, "the edge holds too much output of commands, and most of this sandbox's; the command was killed: use Start")
 
+var errHeldAgain = dsec.Errorf(dsec.CodeExhausted, "the edge holds too much output of commands, and most of this sandbox's: ask again")
+
+// addAgain counts an answer from the log, of n bytes, of c.
+func (h *heldOutput) addAgain(c *call, n int64) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.again++
+	h.count(c, n).again = h.again
+	h.cut()
+}
+
 // add counts n more bytes of c.
 func (h *heldOutput) add(c *call, n int64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	h.count(c, n)
+	h.cut()
+}
+
+// count is add that ends nothing. The caller holds mu.
+func (h *heldOutput) count(c *call, n int64) *held {
 	if h.calls == nil {
 		h.calls = make(map[*call]*held)
 	}
@@ -35,7 +63,13 @@ func (h *heldOutput) add(c *call, n int64) {
 		h.calls[c] = new(held)
 	}
 	h.calls[c].bytes += n
-	for h.total += n; h.excess() > 0 && h.cutOne(); {
+	h.total += n
+	return h.calls[c]
+}
+
+// cut ends calls until no more is held than the most. The caller holds mu.
+func (h *heldOutput) cut() {
+	for h.excess() > 0 && h.cutOne() {
 	}
 }
 
@@ -54,7 +88,8 @@ func (h *heldOutput) excess() int64 {
 	return n
 }
 
-// cutOne ends the longest call of the sandbox that holds most. The caller holds mu.
+// cutOne ends a call of the sandbox that holds most, the longest of commands. The caller
+// holds mu.
 func (h *heldOutput) cutOne() bool {
 	sums := make(map[*sandbox]int64)
 	var largest *sandbox
@@ -63,17 +98,21 @@ func (h *heldOutput) cutOne() bool {
 			largest = c.s
 		}
 	}
-	var longest *call
+	var next *call
 	for c, x := range h.calls {
-		if c.s == largest && !x.cut && (longest == nil || x.bytes > h.calls[longest].bytes) {
-			longest = c
+		if c.s == largest && !x.cut && (next == nil || x.rather(h.calls[next])) {
+			next = c
 		}
 	}
-	if longest == nil {
+	if next == nil {
 		return false // all of it is about to be given back
 	}
-	h.calls[longest].cut = true
-	longest.cancel(errHeld)
+	h.calls[next].cut = true
+	if h.calls[next].again > 0 {
+		next.cancel(errHeldAgain)
+	} else {
+		next.cancel(errHeld)
+	}
 	return true
 }
 

@@ -1,10 +1,12 @@
 package edge_test
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"connectrpc.com/connect"
 	"google.golang.org/protobuf/proto"
@@ -12,6 +14,7 @@ import (
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/backend/fake"
 	"github.com/opendsec/dsec/internal/edge"
+	"github.com/opendsec/dsec/internal/testutil"
 	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
 )
 
@@ -42,6 +45,71 @@ func TestHeldOutput(t *testing.T) {
 	res, err = n.exec(neighbour, "sh", "-c", fmt.Sprintf("yes | head -c %d", most))
 	if err != nil || len(res.Stdout) != most {
 		t.Errorf("after the hog's end, %d bytes: %v", most, err)
+	}
+}
+
+// TestHeldActionIsKilled: an action goes on without its caller, but not where its output
+// was too much.
+func TestHeldActionIsKilled(t *testing.T) {
+	const most = 1 << 20
+	n := newNode(t, func(c *edge.Config, _ *fake.Options) { *c = edge.WithTexts(*c, 1<<20, 1<<20, most, 1<<20) })
+	id := n.create(&dsecv1.CreateRequest{})
+	exec := &dsecv1.ExecRequest{SandboxId: id, Command: &dsecv1.Command{Shell: fmt.Sprintf("yes | head -c %d; sleep 600", 2*most)}}
+	for range 2 { // the second is told what came of the first
+		_, err := n.process.Exec(t.Context(), named(exec, "a"))
+		if e := wantError(t, err, dsec.CodeOutcomeUnknown, ""); !strings.Contains(e.Message, "was killed") {
+			t.Errorf("told %q", e.Message)
+		}
+	}
+	if p := n.listedEnd(id, 1); p.Outcome != nil || !strings.Contains(p.Fault, "was killed") {
+		t.Errorf("the command: %v", p)
+	}
+}
+
+// TestAnswersFromTheLogAreHeld: they count as other output does. What is told from the log
+// makes way for a command of its sandbox, which could not be had again.
+func TestAnswersFromTheLogAreHeld(t *testing.T) {
+	const most = 1 << 20
+	const of = most * 3 / 4
+	const answer = most - of + 1 // too much beside that
+	n := newNode(t, func(c *edge.Config, _ *fake.Options) { *c = edge.WithTexts(*c, 1<<20, 1<<20, most, 1<<20) })
+	id, neighbour := n.create(&dsecv1.CreateRequest{}), n.create(&dsecv1.CreateRequest{})
+	once := func(id string) error {
+		exec := &dsecv1.ExecRequest{SandboxId: id, Command: &dsecv1.Command{Shell: fmt.Sprintf("yes | head -c %d", answer)}}
+		res, err := n.process.Exec(t.Context(), named(exec, "a"))
+		if err == nil && len(res.Msg.Stdout) != answer {
+			t.Errorf("%d bytes, want %d", len(res.Msg.Stdout), answer)
+		}
+		return err
+	}
+	for range 2 {
+		if err := errors.Join(once(id), once(neighbour)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ended := make(chan error, 1)
+	go func() {
+		_, err := n.exec(id, "sh", "-c", fmt.Sprintf("yes | head -c %d; sleep 600", of))
+		ended <- err
+	}()
+	testutil.WaitFor(t, 10*time.Second, "the output", func() error {
+		if held := n.edge.Held(); held != of {
+			return fmt.Errorf("%d bytes are held, want %d", held, of)
+		}
+		return nil
+	})
+	if err := once(id); err == nil {
+		t.Fatal("more is held than the most")
+	} else {
+		wantError(t, err, dsec.CodeExhausted, "")
+	}
+	if err := once(neighbour); err != nil {
+		t.Fatalf("an answer of a neighbour: %v", err)
+	}
+	wantError(t, <-ended, dsec.CodeOutcomeUnknown, "")
+	res, err := n.exec(id, "sh", "-c", fmt.Sprintf("yes | head -c %d", most))
+	if err != nil || len(res.Stdout) != most {
+		t.Errorf("afterwards, %d bytes: %v", most, err)
 	}
 }
 

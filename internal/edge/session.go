@@ -3,6 +3,7 @@ package edge
 import (
 	"context"
 	"io"
+	"time"
 
 	"connectrpc.com/connect"
 
@@ -90,7 +91,7 @@ func (x sessionService) RunCommand(ctx context.Context, req *connect.Request[dse
 // runCommand runs a command of a session to its end, and notes that.
 func (c *call) runCommand(a *trajectory.Action, cmd chronusapi.SessionCommand, out *sender) error {
 	entry := &dsecv1.TrajectoryEntry{SessionId: cmd.Session}
-	noted := false
+	began, noted := time.Now(), false
 	note := func(err error) error {
 		noted = true
 		return c.finish(a, entry, err)
@@ -110,7 +111,7 @@ func (c *call) runCommand(a *trajectory.Action, cmd chronusapi.SessionCommand, o
 		return nil
 	}, out)
 	if !noted {
-		return note(c.fail(err))
+		return note(c.told(began, err))
 	}
 	return err
 }

@@ -43,7 +43,7 @@ func TestFilesThatStarveAreTheSandboxs(t *testing.T) {
 		{"a backend with one process for all", t.Context(), nil, unavailable, dsec.CodeUnavailable},
 		{"a client that has gone", ended, &starving{at: began.Add(1)}, unknown, dsec.CodeOutcomeUnknown},
 	} {
-		c := &call{ctx: tt.ctx, inst: tt.inst}
+		c := &call{ctx: tt.ctx, inst: tt.inst, files: true}
 		err := c.starvedFiles(began, tt.err)
 		if got := dsec.CodeOf(err); got != tt.want {
 			t.Errorf("%s: %v is %s, want %s", tt.name, err, got, tt.want)
@@ -57,7 +57,12 @@ func TestFilesThatStarveAreTheSandboxs(t *testing.T) {
 			}
 		}
 	}
-	if err := (&call{ctx: t.Context()}).starvedFiles(began, nil); err != nil {
+	of := &call{ctx: t.Context(), inst: &starving{at: began.Add(1)}}
+	if err := of.starvedFiles(began, unknown); dsec.CodeOf(err) != dsec.CodeOutcomeUnknown {
+		t.Errorf("of a call that is not for files it makes %v", err)
+	}
+	of.files = true
+	if err := of.starvedFiles(began, nil); err != nil {
 		t.Errorf("of no error it makes %v", err)
 	}
 }

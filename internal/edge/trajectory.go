@@ -142,7 +142,8 @@ func (c *call) do(kind dsecv1.TrajectoryKind, req proto.Message, what *dsecv1.Tr
 		return c.answerOf(earlier.Ended, out)
 	}
 	defer c.toTheEnd()()
-	err = c.fail(f()) // as the caller is told
+	began := time.Now()
+	err = c.told(began, f())
 	e := new(dsecv1.TrajectoryEntry)
 	if err == nil {
 		e.Response, err = proto.Marshal(out)
@@ -197,9 +198,17 @@ func errorOf(e *dsecv1.TrajectoryEntry) error {
 	return apierr.FromDetail(e.Error.Detail, e.Error.Message)
 }
 
-// output is all that an action wrote: standard error apart.
+// output is all that an action wrote: standard error apart. It is held until it is sent.
 func (c *call) output(e *dsecv1.TrajectoryEntry) (stdout, stderr []byte, err error) {
+	if n := e.Output.GetKeptBytes(); n > 0 {
+		held := &c.e.output
+		held.addAgain(c, n)
+		context.AfterFunc(c.request, func() { held.release(c) })
+	}
 	err = c.pieces(e, func(p *dsecv1.TrajectoryOutputPiece) error {
+		if err := c.ctx.Err(); err != nil {
+			return err
+		}
 		if p.Stream == dsecv1.Stream_STREAM_STDERR {
 			stderr = append(stderr, p.Data...)
 		} else {
@@ -207,7 +216,11 @@ func (c *call) output(e *dsecv1.TrajectoryEntry) (stdout, stderr []byte, err err
 		}
 		return nil
 	})
-	if lost := e.Output.GetTotalBytes() - e.Output.GetKeptBytes(); err == nil && lost > 0 {
+	lost := e.Output.GetTotalBytes() - e.Output.GetKeptBytes()
+	switch {
+	case err != nil && c.ctx.Err() != nil:
+		err = context.Cause(c.ctx)
+	case err == nil && lost > 0:
 		err = errNotKept(lost, e.Output.GapReason)
 	}
 	return stdout, stderr, err

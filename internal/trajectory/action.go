@@ -48,7 +48,8 @@ type Earlier struct {
 // knows, nothing is noted, and what it knows comes back instead of an Action.
 // Errors beside those of Append: diverged where that ID is of another request;
 // outcome_unknown where how it ended is not known, and where a part of the log
-// is gone that may have had it. An ID whose action provably had no effect is free.
+// is gone that may have had it; exhausted where there is no store and the sandbox has
+// its share of the log. An ID whose action provably had no effect is free.
 // The whole of the request is in e.Input, all of it in its head.
 func (l *Log) Begin(ctx context.Context, id dsec.SandboxID, e *dsecv1.TrajectoryEntry) (*Action, *Earlier, error) {
 	if len(e.ActionId) > MaxActionID {
@@ -89,6 +90,9 @@ func (l *Log) Begin(ctx context.Context, id dsec.SandboxID, e *dsecv1.Trajectory
 			return nil, earlier, err
 		}
 	}
+	if l.opts.Store == nil && sb.entries > l.opts.MaxBytes/entryShare {
+		return nil, nil, dsec.Errorf(dsec.CodeExhausted, "the trajectory of sandbox %s has all that one may have of this node's log, which is sealed to no store", id)
+	}
 	if err := l.roomFor(int64(len(d.record)), endRoom+l.slack()); err != nil {
 		return nil, nil, err
 	}
@@ -108,7 +112,11 @@ func (l *Log) Begin(ctx context.Context, id dsec.SandboxID, e *dsecv1.Trajectory
 	return a, nil, nil
 }
 
-// freeInput is the most bytes of a request that are always kept, and are not counted.
+// entryShare is what part of MaxBytes the entries of one sandbox may have where they are
+// sealed nowhere: the oldest of all others would go for them.
+const entryShare = 16
+
+// freeInput is the most bytes of a request that are always kept, as part of their entry.
 const freeInput = 4 << 10
 
 // boundInput has the input of an entry that begins be what is kept of it: where that
@@ -333,9 +341,7 @@ func (l *Log) putEntry(sb *sandbox, h header, d *draft, actionID string) error {
 	if err != nil {
 		return err
 	}
-	sb.seq = h.seq
-	sb.kept[flowOut] += int64(h.kept)
-	sb.kept[flowIn] += h.given
+	sb.entered(&h, len(d.record))
 	if h.flags&flagObject != 0 {
 		l.cur.objects += int64(h.kept) + h.given
 	}

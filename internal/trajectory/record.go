@@ -115,9 +115,22 @@ type state struct {
 	seq     uint64       // of the last entry
 	sealed  uint64       // entries up to it are in the store
 	kept    [flows]int64 // bytes
+	entries int64        // bytes, but for those
 	// unfinished are the kinds of actions that have not ended, by the seq of begun.
 	unfinished map[uint64]uint8
 	forgotten  bool
+}
+
+// entered counts an entry whose record has so many bytes, with what it keeps.
+func (s *state) entered(h *header, record int) {
+	s.seq = h.seq
+	s.kept[flowOut] += int64(h.kept)
+	s.kept[flowIn] += h.given
+	n := int64(record)
+	if h.flags&flagObject == 0 { // it has what it keeps in it
+		n -= int64(h.kept) + h.given
+	}
+	s.entries += max(0, n)
 }
 
 func (s *state) begin(seq uint64, kind uint8) {
@@ -131,6 +144,7 @@ func (s *state) begin(seq uint64, kind uint8) {
 const (
 	stateForgotten = 1 << iota
 	stateInput     // input is counted, after output
+	stateEntries   // entries are counted, after that
 	stateBoundary
 )
 
@@ -142,6 +156,9 @@ func (s *state) append(b []byte) []byte {
 	if s.kept[flowIn] > 0 {
 		flags |= stateInput
 	}
+	if s.entries > 0 {
+		flags |= stateEntries
+	}
 	b = append(b, flags, byte(len(s.project)))
 	b = append(b, s.project...)
 	b = binary.AppendUvarint(b, s.seq)
@@ -149,6 +166,9 @@ func (s *state) append(b []byte) []byte {
 	b = binary.AppendUvarint(b, uint64(s.kept[flowOut]))
 	if s.kept[flowIn] > 0 {
 		b = binary.AppendUvarint(b, uint64(s.kept[flowIn]))
+	}
+	if s.entries > 0 {
+		b = binary.AppendUvarint(b, uint64(s.entries))
 	}
 	b = binary.AppendUvarint(b, uint64(len(s.unfinished)))
 	for seq, kind := range s.unfinished {
@@ -181,6 +201,11 @@ func parseState(b []byte) (s state, rest []byte, err error) {
 			err = errMalformed
 		}
 	}
+	if flags&stateEntries != 0 {
+		if s.entries = int64(uvarint()); s.entries == 0 {
+			err = errMalformed
+		}
+	}
 	for n := uvarint(); n > 0 && err == nil; n-- {
 		seq := uvarint()
 		if len(b) == 0 {
@@ -189,7 +214,7 @@ func parseState(b []byte) (s state, rest []byte, err error) {
 		s.begin(seq, b[0])
 		b = b[1:]
 	}
-	if err != nil || s.kept[flowOut] < 0 || s.kept[flowIn] < 0 || s.sealed > s.seq {
+	if err != nil || s.kept[flowOut] < 0 || s.kept[flowIn] < 0 || s.entries < 0 || s.sealed > s.seq {
 		return state{}, nil, errMalformed
 	}
 	return s, b, nil

@@ -69,6 +69,8 @@ func FuzzFooter(f *testing.F) {
 	copy(item.id[:], "abcdefghijklmnopqrstuvwxy")
 	f.Add(item.append(nil))
 	f.Add(item.append(item.append(nil)))
+	item.entries = 6
+	f.Add(item.append(nil))
 	f.Add([]byte("short"))
 	dir := f.TempDir()
 	f.Fuzz(func(t *testing.T, b []byte) {

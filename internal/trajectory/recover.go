@@ -196,14 +196,13 @@ func (l *Log) replayRecord(s *segment, at position, h *header, payload []byte) {
 		}
 		return
 	}
-	sb.seq = h.seq
-	sb.kept[flowOut] += int64(h.kept)
 	if h.flags&flagInput != 0 {
 		var e dsecv1.TrajectoryEntry
 		if err := proto.Unmarshal(payload, &e); err == nil {
-			sb.kept[flowIn] += e.GetInput().GetKeptBytes()
+			h.given = e.GetInput().GetKeptBytes()
 		}
 	}
+	sb.entered(h, headerLen+len(payload))
 	switch h.typ {
 	case typeBegun:
 		sb.begin(h.seq, h.kind)

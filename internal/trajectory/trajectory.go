@@ -63,7 +63,8 @@ type Options struct {
 	// SegmentBytes is the size of a segment; 0 is 64 MiB.
 	SegmentBytes int64
 	// MaxBytes bounds segments and outputs together; 0 is 8 GiB. It is at least
-	// four segments. Where the store takes nothing, it is up to twice as much.
+	// four segments. Where the store takes nothing, it is up to twice as much. Where there
+	// is none, a sandbox whose entries have a sixteenth of it begins no more actions.
 	MaxBytes int64
 	// MaxOutput and MaxInput are the most output and input of one action that are
 	// kept; 0 is 64 MiB.
