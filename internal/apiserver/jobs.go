@@ -9,6 +9,8 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/protobuf/types/known/durationpb"
+
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/iam"
 	"github.com/opendsec/dsec/internal/store"
@@ -342,9 +344,9 @@ func (s *Server) keepJob(ctx context.Context, project, name string, j job) error
 		_, err := s.jobs.store.Delete(ctx, jobPrefix+project+"/"+name)
 		return err
 	}
-	act := &dsecv1.ApplyToJobRequest{Job: name, Action: jobPause}
-	if j.State == jobEnded {
-		act.Action = jobKill
+	act := &dsecv1.ApplyToJobRequest{Job: name, Action: jobKill}
+	if j.State == jobExpired { // as long as the grace says, whatever a node does with others
+		act.Action, act.Pause = jobPause, &dsecv1.PauseOptions{MaxPaused: durationpb.New(0)}
 	}
 	items, err := s.applyToJob(ctx, act)
 	if err != nil {

@@ -9,6 +9,8 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/opendsec/dsec"
+	"github.com/opendsec/dsec/client"
+	"github.com/opendsec/dsec/internal/store"
 	"github.com/opendsec/dsec/internal/testutil"
 	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
 )
@@ -87,5 +89,74 @@ func TestHeartbeatThatCameLast(t *testing.T) {
 		if j := state(); j.State != jobActive || kept.State != jobActive {
 			t.Errorf("then %s: after a heartbeat it is %s, and then %s", action, kept.State, j.State)
 		}
+	}
+}
+
+// ApplyToJob notes what was asked for.
+func (e *stubEdge) ApplyToJob(_ context.Context, req *connect.Request[dsecv1.ApplyToJobRequest]) (*connect.Response[dsecv1.ApplyToJobResponse], error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.applied = append(e.applied, req.Msg)
+	return connect.NewResponse(new(dsecv1.ApplyToJobResponse)), nil
+}
+
+// putJob has project a have a job that is in a state.
+func (r *rig) putJob(name string, j job) job {
+	r.t.Helper()
+	j.Changed = time.Now().UTC()
+	rev, err := store.Create(r.t.Context(), r.server.jobs.store, jobPrefix+"a/"+name, j)
+	check(r.t, err)
+	check(r.t, r.server.jobs.docs.Wait(r.t.Context(), rev))
+	return j
+}
+
+// TestSandboxesOfAnExpiredJobLastForItsGrace, and are not killed by the node's own bound of
+// how long one is paused.
+func TestSandboxesOfAnExpiredJobLastForItsGrace(t *testing.T) {
+	e := newStub("fake")
+	r := newRig(t, e)
+	j := r.putJob("train", job{State: jobExpired, OnExpiry: jobPause, Grace: 30 * 24 * time.Hour})
+	check(t, r.server.keepJob(t.Context(), "a", "train", j))
+	e.set(func() {
+		for _, m := range e.applied {
+			if most := m.GetPause().GetMaxPaused(); m.Action != jobPause || most == nil || most.AsDuration() != 0 {
+				t.Errorf("asked for %v, want a pause that has no end of its own", m)
+			}
+		}
+		if len(e.applied) == 0 {
+			t.Error("nothing was asked for")
+		}
+	})
+}
+
+// TestForksAndMigrationsWantAnActiveJob, also where it is that of the sandbox itself.
+func TestForksAndMigrationsWantAnActiveJob(t *testing.T) {
+	e, other := newStub("fake"), newStub("fake")
+	r := newRig(t, e, other)
+	sb := r.client(r.secret).Sandbox(string(dsec.NewSandboxID(e.id)))
+	r.putJob("ended", job{State: jobEnded})
+	r.putJob("active", job{State: jobActive})
+	ended := "ended"
+	for name, call := range map[string]func() error{
+		"fork":                  func() error { _, _, err := sb.Fork(t.Context(), 1, client.ForkOptions{}); return err },
+		"fork into another job": func() error { _, _, err := sb.Fork(t.Context(), 1, client.ForkOptions{Job: &ended}); return err },
+		"migrate":               func() error { _, _, err := sb.Migrate(t.Context(), true); return err },
+	} {
+		e.set(func() { e.job = "ended" })
+		if err := call(); codeOf(err) != dsec.CodeConflict {
+			t.Errorf("%s: %v, want %s", name, err, dsec.CodeConflict)
+		}
+		e.set(func() {
+			if e.job = "active"; e.moving.packed > 0 && name != "fork" { // which learns it from the pack
+				t.Errorf("%s: something was packed for it", name)
+			}
+		})
+		if name == "fork into another job" {
+			continue
+		}
+		if err := call(); err != nil {
+			t.Errorf("%s of one of an active job: %v", name, err)
+		}
+		e.set(func() { e.moving = stubMoving{} })
 	}
 }

@@ -44,11 +44,15 @@ func (p snapshotService) Migrate(ctx context.Context, req *connect.Request[dsecv
 		return nil, &dsec.Error{Code: dsec.CodeUnsupported, Field: "lose_memory", Message: "processes and their memory cannot be moved, only the disk: want true where they may be lost"}
 	}
 	old := &dsecv1.GetRequest{SandboxId: req.Msg.SandboxId}
-	was, err := unary(ctx, p.s, connect.NewRequest(old), edgeClient, dsecv1connect.EdgeServiceClient.GetSandbox)
+	res, err := unary(ctx, p.s, connect.NewRequest(old), edgeClient, dsecv1connect.EdgeServiceClient.GetSandbox)
 	if err != nil {
 		return nil, err
 	}
-	id := was.Msg.GetSandbox().GetId()
+	was := res.Msg.GetSandbox()
+	if err := p.s.jobs.admit(principal(ctx).Project, "job", was.GetJob()); err != nil {
+		return nil, err
+	}
+	id := was.GetId()
 	edge, packed, err := p.s.pack(ctx, &dsecv1.PackSandboxRequest{SandboxId: id, Scrub: wholeScrub, Pause: true})
 	if err != nil {
 		return nil, err
@@ -56,7 +60,7 @@ func (p snapshotService) Migrate(ctx context.Context, req *connect.Request[dsecv
 	m := &migration{RequestID: "migrate/" + rand.Text(), Project: principal(ctx).Project, From: id, Token: packed.Msg.PauseToken, Began: time.Now().UTC()}
 	made, err := p.s.move(ctx, m, edge, packed.Msg.Create)
 	if err != nil {
-		if was.Msg.GetSandbox().GetState() == string(dsec.StateRunning) {
+		if was.GetState() == string(dsec.StateRunning) {
 			p.s.resumeAfter(ctx, edge, id)
 		}
 		return nil, err

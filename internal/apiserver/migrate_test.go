@@ -27,6 +27,7 @@ type stubMoving struct {
 	lostBefore   int  // so many redirects do not come
 	used         bool // the sandbox is used before it is redirected
 
+	packed  int
 	movedTo string
 	resumed int
 	killed  []string
@@ -35,12 +36,15 @@ type stubMoving struct {
 var errLost = connect.NewError(connect.CodeUnavailable, errors.New("connection reset by peer"))
 
 func (e *stubEdge) GetSandbox(_ context.Context, req *connect.Request[dsecv1.GetRequest]) (*connect.Response[dsecv1.GetResponse], error) {
-	return connect.NewResponse(&dsecv1.GetResponse{Sandbox: &dsecv1.Sandbox{Id: req.Msg.SandboxId, State: "running"}}), nil
+	return connect.NewResponse(&dsecv1.GetResponse{Sandbox: &dsecv1.Sandbox{Id: req.Msg.SandboxId, State: "running", Job: e.job}}), nil
 }
 
 func (e *stubEdge) PackSandbox(context.Context, *connect.Request[dsecv1.PackSandboxRequest]) (*connect.Response[dsecv1.PackSandboxResponse], error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.moving.packed++
 	return connect.NewResponse(&dsecv1.PackSandboxResponse{
-		Layer: &dsecv1.Layer{Digest: "sha256:" + strings.Repeat("a", 64)}, Create: &dsecv1.CreateRequest{Backend: string(e.kind)}, PauseToken: []byte("token"),
+		Layer: &dsecv1.Layer{Digest: "sha256:" + strings.Repeat("a", 64)}, Create: &dsecv1.CreateRequest{Backend: string(e.kind), Job: e.job}, PauseToken: []byte("token"),
 	}), nil
 }
 

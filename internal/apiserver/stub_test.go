@@ -72,6 +72,8 @@ type stubEdge struct {
 	checked  *dsecv1.CheckLayersRequest
 	damage   string // what CheckLayers answers
 	moving   stubMoving
+	job      string // of its sandboxes
+	applied  []*dsecv1.ApplyToJobRequest
 
 	instead dsecv1connect.EdgeServiceHandler // of the stub itself; nil: none
 }
