@@ -253,7 +253,8 @@ type Snapshot struct {
 	// inside go up to 65,535.
 	Owner uint32
 	// GoOn has the processes go on, which stand still for as long as Upper is read: it is the
-	// instance's own, and no copy. Nil: they have gone on. It may be called again.
+	// instance's own, and no copy. Nil: they have gone on. It may be called again. Where the
+	// instance was destroyed before, it is lost, for so may be what was read.
 	GoOn func() error
 	// Frozen tells for how long processes stood still until they went on.
 	Frozen func() time.Duration

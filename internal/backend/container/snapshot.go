@@ -76,7 +76,13 @@ func (i *instance) Snapshot(ctx context.Context) (backend.Snapshot, error) {
 	if out.Upper, err = i.volume.Upper(); err != nil {
 		return out, i.whyNot(errors.Join(err, goOn()))
 	}
-	out.GoOn = goOn
+	out.GoOn = func() error {
+		err := goOn()
+		if i.isKilled() { // its files may have gone while they were read
+			return errGone
+		}
+		return i.whyNot(err)
+	}
 	out.Close = func() error { return errors.Join(out.Upper.Close(), i.whyNot(goOn())) }
 	return out, nil
 }

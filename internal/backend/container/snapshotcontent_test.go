@@ -190,6 +190,23 @@ func TestSnapshotDestroyedMeanwhile(t *testing.T) {
 	})
 }
 
+// What was read of one that is destroyed meanwhile is not taken for all that it had, also
+// where it was paused and so has nothing to go on with.
+func TestSnapshotGoesWithItsSandbox(t *testing.T) {
+	eachDriver(t, func(t *testing.T, s *sandbox) {
+		s.sh("echo text > /root/file")
+		check(t, s.pauser().Pause(t.Context()))
+		snap := s.snapshot()
+		check(t, s.i.Destroy(t.Context()))
+		if snap.GoOn == nil {
+			check(t, below(t, snap, "root/file").Close()) // of a copy, which stays
+		} else if err := snap.GoOn(); err == nil || dsec.CodeOf(err) != dsec.CodeLost {
+			t.Errorf("it goes on: %v", err)
+		}
+		check(t, snap.Close())
+	})
+}
+
 // Who resumes or pauses a sandbox that stands still to be read waits until it is; then
 // it is as they said.
 func TestSnapshotPausedMeanwhile(t *testing.T) {
