@@ -53,14 +53,18 @@ func (p snapshotService) Migrate(ctx context.Context, req *connect.Request[dsecv
 		return nil, err
 	}
 	id := was.GetId()
+	running := was.GetState() == string(dsec.StateRunning)
 	edge, packed, err := p.s.pack(ctx, &dsecv1.PackSandboxRequest{SandboxId: id, Scrub: wholeScrub, Pause: true})
 	if err != nil {
+		if running && edge != nil && dsec.CodeOf(err) == dsec.CodeOutcomeUnknown {
+			p.s.resumeAfter(ctx, edge, id) // else its node has seen to it
+		}
 		return nil, err
 	}
 	m := &migration{RequestID: "migrate/" + rand.Text(), Project: principal(ctx).Project, From: id, Token: packed.Msg.PauseToken, Began: time.Now().UTC()}
 	made, err := p.s.move(ctx, m, edge, packed.Msg.Create)
 	if err != nil {
-		if was.GetState() == string(dsec.StateRunning) {
+		if running {
 			p.s.resumeAfter(ctx, edge, id)
 		}
 		return nil, err

@@ -27,6 +27,8 @@ type stubMoving struct {
 	lostBefore   int  // so many redirects do not come
 	used         bool // the sandbox is used before it is redirected
 
+	losePack bool // a pack is done, and its answer does not come
+
 	packed  int
 	movedTo string
 	resumed int
@@ -43,6 +45,9 @@ func (e *stubEdge) PackSandbox(context.Context, *connect.Request[dsecv1.PackSand
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.moving.packed++
+	if e.moving.losePack {
+		return nil, errLost
+	}
 	return connect.NewResponse(&dsecv1.PackSandboxResponse{
 		Layer: &dsecv1.Layer{Digest: "sha256:" + strings.Repeat("a", 64)}, Create: &dsecv1.CreateRequest{Backend: string(e.kind), Job: e.job}, PauseToken: []byte("token"),
 	}), nil
@@ -168,6 +173,22 @@ func TestMigrationsOfAnEarlierApiserver(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestMigrationWhosePackIsLost: the sandbox, which it may have paused, goes on.
+func TestMigrationWhosePackIsLost(t *testing.T) {
+	e := newStub("fake")
+	e.moving.losePack = true
+	r := newRig(t, e)
+	_, _, err := r.client(r.secret).Sandbox(string(dsec.NewSandboxID(e.id))).Migrate(t.Context(), true)
+	if codeOf(err) != dsec.CodeOutcomeUnknown {
+		t.Errorf("%v, want %s", err, dsec.CodeOutcomeUnknown)
+	}
+	e.set(func() {
+		if e.moving.packed != 1 || e.moving.resumed != 1 {
+			t.Errorf("packed %d times, resumed %d times", e.moving.packed, e.moving.resumed)
+		}
+	})
 }
 
 // A layer that a sandbox of any edge uses stays, and one of which an edge does not tell.

@@ -47,8 +47,8 @@ func scrubOf(m *dsecv1.Scrub) (layer.Scrub, error) {
 	return s, s.Check()
 }
 
-// pack does what PackSandbox asks for.
-func (c *call) pack(pause bool, scrub layer.Scrub, out *dsecv1.PackSandboxResponse) error {
+// pack does what PackSandbox asks for. Where it fails, one that it has paused goes on.
+func (c *call) pack(pause bool, scrub layer.Scrub, out *dsecv1.PackSandboxResponse) (err error) {
 	e, s := c.e, c.s
 	shot, ok := c.inst.(backend.Snapshotter)
 	if !ok {
@@ -64,8 +64,16 @@ func (c *call) pack(pause bool, scrub layer.Scrub, out *dsecv1.PackSandboxRespon
 		return context.Cause(c.ctx)
 	}
 	if pause {
+		before := s.pauseToken()
 		if err := e.pause(c.ctx, s, pauseOptions{reason: reasonMigrate, caller: c.origin.caller, most: e.cfg.DefaultMaxPaused}); err != nil {
 			return err
+		}
+		if own := s.pauseToken(); before == nil {
+			defer func() {
+				if err != nil && string(s.pauseToken()) == string(own) {
+					e.resumeAfter(s, c.origin.caller)
+				}
+			}()
 		}
 	}
 	config, err := e.configOf(c.ctx, c.spec.Layers)
@@ -92,6 +100,14 @@ func (c *call) pack(pause bool, scrub layer.Scrub, out *dsecv1.PackSandboxRespon
 	out.Report = reportProto(report, got.Frozen())
 	out.Create, out.PauseToken = e.createLike(s, meta.Digest), s.pauseToken()
 	return nil
+}
+
+// resumeAfter has a sandbox that was paused for nothing go on. Where that fails the next
+// call for it does.
+func (e *Edge) resumeAfter(s *sandbox, caller string) {
+	if err := e.resume(e.closing, s, caller); err != nil {
+		e.log.Info("a sandbox that was to be moved stays paused", "sandbox", s.id, "err", err)
+	}
 }
 
 // buildDiff makes a layer of a copy of a sandbox's disk, which it frees.

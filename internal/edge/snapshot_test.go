@@ -3,6 +3,7 @@ package edge_test
 import (
 	"context"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -145,6 +146,53 @@ func TestPackThatFails(t *testing.T) {
 	wantError(t, err, dsec.CodeConflict, "")
 	_, err = n.pack(&dsecv1.PackSandboxRequest{SandboxId: string(dsec.NewSandboxID(n.edge.ID()))})
 	wantError(t, err, dsec.CodeNotFound, "sandbox_id")
+}
+
+// TestPackThatFailsAfterItsPause: one that ran before goes on, whether the pack failed or its
+// caller left, and one that was paused stays so.
+func TestPackThatFailsAfterItsPause(t *testing.T) {
+	all := newLayers()
+	began, leave := make(chan struct{}, 1), make(chan struct{})
+	n := newNode(t, func(c *edge.Config, o *fake.Options) {
+		c.Layers = all
+		o.OnSnapshot = func(ctx context.Context, _ dsec.SandboxID) error {
+			select {
+			case <-leave:
+				began <- struct{}{}
+				<-ctx.Done()
+				return context.Cause(ctx)
+			default:
+				return nil
+			}
+		}
+	})
+	id := n.create(&dsecv1.CreateRequest{})
+	req := &dsecv1.PackSandboxRequest{SandboxId: id, Pause: true}
+	all.full = true
+	_, err := n.pack(req)
+	wantError(t, err, dsec.CodeExhausted, "")
+	if s := n.get(id); s.State != "running" {
+		t.Errorf("after a pack that failed it is %s", s.State)
+	}
+	n.mustPause(id, nil)
+	_, err = n.pack(req)
+	wantError(t, err, dsec.CodeExhausted, "")
+	if s := n.get(id); s.State != "paused" {
+		t.Errorf("one that was paused before is %s", s.State)
+	}
+	n.shell(id, "true")
+	close(leave)
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() { <-began; cancel() }()
+	if _, err := n.PackSandbox(ctx, connect.NewRequest(req)); err == nil {
+		t.Error("packed for a caller who has left")
+	}
+	testutil.WaitFor(t, 20*time.Second, "it goes on", func() error {
+		if s := n.get(id); s.State != "running" {
+			return errors.New(s.State)
+		}
+		return nil
+	})
 }
 
 // TestRedirect: what is asked of a sandbox that was moved is told where to, also after a
