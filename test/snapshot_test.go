@@ -130,6 +130,41 @@ func TestPackedLayers(t *testing.T) {
 	}
 }
 
+// TestPacksOfForksAreScrubbed: what forks and migrations take along as it is does not come
+// into a layer that has a name.
+func TestPacksOfForksAreScrubbed(t *testing.T) {
+	s := containers(t)
+	cl := s.client(t)
+	importOf(t, cl, "base", client.ImportOptions{}, busyboxTar(t))
+	sb, err := cl.CreateSandbox(t.Context(), client.SandboxOptions{Layers: []string{"base"}})
+	check(t, err)
+	says(t, sb, `cd /root; echo kept > kept; echo h > .ash_history; printf -- '-----BEGIN RSA %s-----\n' 'PRIVATE KEY' > key`)
+	made, _, err := sb.Fork(t.Context(), 1, client.ForkOptions{})
+	check(t, err)
+	check(t, made[0].Err)
+	check(t, sb.Kill(t.Context()))
+	sb, _, err = made[0].Sandbox.Migrate(t.Context(), true)
+	check(t, err)
+	if _, _, err := sb.Pack(t.Context(), "mine", &client.Scrub{Secrets: "refuse"}); err == nil || !strings.Contains(err.Error(), "/root/key") {
+		t.Errorf("the key is not refused: %v", err)
+	}
+	l, report, err := sb.Pack(t.Context(), "mine", nil)
+	check(t, err)
+	if len(report.Removed) != 2 || report.Collapsed != 2 || len(l.Parents) != 1 {
+		t.Errorf("%+v on %v", report, l.Parents)
+	}
+	if got := says(t, sb, "ls -A /root"); !strings.Contains(got, "key") {
+		t.Errorf("it has %q by now", got)
+	}
+	check(t, sb.Kill(t.Context()))
+	sb, err = cl.CreateSandbox(t.Context(), client.SandboxOptions{Layers: []string{"mine"}})
+	check(t, err)
+	if got := says(t, sb, "ls -A /root; cat /root/kept"); got != "kept\nkept\n" {
+		t.Errorf("what is made of it has %q", got)
+	}
+	check(t, sb.Kill(t.Context()))
+}
+
 // TestMigrate: what takes a sandbox's place has its disk and answers to its ID, over a restart
 // too, and processes are gone, as was said.
 func TestMigrate(t *testing.T) {

@@ -54,7 +54,7 @@ func (p snapshotService) Migrate(ctx context.Context, req *connect.Request[dsecv
 	}
 	id := was.GetId()
 	running := was.GetState() == string(dsec.StateRunning)
-	edge, packed, err := p.s.pack(ctx, &dsecv1.PackSandboxRequest{SandboxId: id, Scrub: wholeScrub, Pause: true})
+	edge, packed, err := p.s.pack(ctx, &dsecv1.PackSandboxRequest{SandboxId: id, Scrub: wholeScrub, Pause: true, Unnamed: true})
 	if err != nil {
 		if running && edge != nil && dsec.CodeOf(err) == dsec.CodeOutcomeUnknown {
 			p.s.resumeAfter(ctx, edge, id) // else its node has seen to it

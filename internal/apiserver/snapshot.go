@@ -86,7 +86,7 @@ func (p snapshotService) Fork(ctx context.Context, req *connect.Request[dsecv1.F
 	if scrub == nil {
 		scrub = wholeScrub
 	}
-	_, packed, err := p.s.pack(ctx, &dsecv1.PackSandboxRequest{SandboxId: m.SandboxId, Scrub: scrub})
+	_, packed, err := p.s.pack(ctx, &dsecv1.PackSandboxRequest{SandboxId: m.SandboxId, Scrub: scrub, Unnamed: true})
 	if err != nil {
 		return nil, err
 	}

@@ -38,7 +38,7 @@ func (v service) PackSandbox(ctx context.Context, req *connect.Request[dsecv1.Pa
 	}
 	defer c.end()
 	out := new(dsecv1.PackSandboxResponse)
-	return respond(out, c.do(dsecv1.TrajectoryKind_TRAJECTORY_KIND_PACK, m, nil, out, func() error { return c.pack(m.Pause, scrub, out) }))
+	return respond(out, c.do(dsecv1.TrajectoryKind_TRAJECTORY_KIND_PACK, m, nil, out, func() error { return c.pack(m, scrub, out) }))
 }
 
 // scrubOf reads what is not to be packed.
@@ -48,7 +48,7 @@ func scrubOf(m *dsecv1.Scrub) (layer.Scrub, error) {
 }
 
 // pack does what PackSandbox asks for. Where it fails, one that it has paused goes on.
-func (c *call) pack(pause bool, scrub layer.Scrub, out *dsecv1.PackSandboxResponse) (err error) {
+func (c *call) pack(m *dsecv1.PackSandboxRequest, scrub layer.Scrub, out *dsecv1.PackSandboxResponse) (err error) {
 	e, s := c.e, c.s
 	shot, ok := c.inst.(backend.Snapshotter)
 	if !ok {
@@ -63,7 +63,7 @@ func (c *call) pack(pause bool, scrub layer.Scrub, out *dsecv1.PackSandboxRespon
 	case <-c.ctx.Done():
 		return context.Cause(c.ctx)
 	}
-	if pause {
+	if m.Pause {
 		before := s.pauseToken()
 		if err := e.pause(c.ctx, s, pauseOptions{reason: reasonMigrate, caller: c.origin.caller, most: e.cfg.DefaultMaxPaused}); err != nil {
 			return err
@@ -86,7 +86,7 @@ func (c *call) pack(pause bool, scrub layer.Scrub, out *dsecv1.PackSandboxRespon
 	}
 	e.cfg.Crash("pack.copied")
 	opt := layer.PackOptions{
-		Parents: c.spec.Layers, Config: config, Scrub: scrub,
+		Parents: c.spec.Layers, Config: config, Scrub: scrub, Unnamed: m.Unnamed,
 		Origin: &layer.Origin{Type: layer.OriginSandbox, Location: string(s.id), Revision: time.Now().UTC().Format(time.RFC3339Nano)},
 		Read:   got.GoOn,
 	}

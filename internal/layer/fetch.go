@@ -110,7 +110,7 @@ func (s *Store) fetchManifest(ctx context.Context, digest string) (Meta, error) 
 		doc, err := s.readPart(ctx, digest, partAbout, metaBytes)
 		damaged := err != nil && dsec.CodeOf(err) == dsec.CodeInternal
 		if err == nil && json.Unmarshal(doc, &about) != nil || damaged || notFound(err) {
-			about = About{} // nothing depends on it
+			about = About{} // packs see to it that nothing depends on it
 			return nil
 		}
 		return err

@@ -54,6 +54,7 @@ type About struct {
 	Origin       *Origin   `json:"origin,omitempty"` // where that is known
 	Created      time.Time `json:"created"`
 	Findings     []string  `json:"findings,omitempty"`
+	Unnamed      bool      `json:"unnamed,omitempty"` // a pack that is only of the sandboxes made of it
 }
 
 // Meta is what a store knows of a layer.

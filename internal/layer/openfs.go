@@ -100,3 +100,12 @@ func (w *wholeImage) readData(p []byte, off int64) (int, error) {
 	}
 	return copy(p, w.buf[off%size:]), nil
 }
+
+// openImage opens an image as the helper writes it, which is no layer yet.
+func openImage(f *os.File, size int64) (fs.FS, error) {
+	image := &splitFile{f: f}
+	if _, err := f.ReadAt(image.first[:], size-firstBlock); err != nil {
+		return nil, storeError("read superblock", err)
+	}
+	return erofs.Open(image)
+}

@@ -28,6 +28,9 @@ type PackOptions struct {
 	Config  Config   // of sandboxes that are made of it
 	Origin  *Origin
 	Scrub   Scrub
+	// Unnamed: it is for sandboxes that take the place of this one, or stand beside it. A pack
+	// of one of these goes over its content anew, by its own Scrub.
+	Unnamed bool
 	// Read is called when nothing is read from the directory any more, which then is soon:
 	// it is read to a file first. Nil: there is no hurry.
 	Read func() error
@@ -60,39 +63,71 @@ func (s *Store) Pack(ctx context.Context, opt PackOptions, dir *os.File, owner u
 	}
 	ctx, cancel := s.bounded(ctx)
 	defer cancel()
-	below, run, release, err := s.holdPacks(ctx, opt.Parents)
+	below, run, again, release, err := s.holdPacks(ctx, opt)
 	if err != nil {
 		return meta, report, err
 	}
 	defer release()
-	image, err := s.imageTemp()
+	first := opt
+	if again {
+		first.Scrub = upper.Whole
+	}
+	image, res, size, err := s.merge(ctx, 1+len(run), func(w io.Writer) (err error) {
+		report.Report, err = s.writeDiffs(ctx, w, run, dir, first, owner)
+		return err
+	})
+	if err == nil && again {
+		image, res, size, err = s.scrubAgain(ctx, image, res.Size, opt.Scrub, &report.Report)
+	}
 	if err != nil {
-		return meta, report, storeError("make image file", err)
+		return Meta{}, PackReport{}, err
 	}
 	defer func() { _ = image.Close() }()
+	report.Files, report.Bytes, report.Collapsed = res.Files, res.Size, len(run)
+	about := About{Source: res.Source, SourceSize: size, Origin: opt.Origin, Created: time.Now().UTC(), Findings: res.Findings, Unnamed: opt.Unnamed}
+	res.Config = opt.Config
+	meta, err = s.publishAll(ctx, []*os.File{image}, res, Meta{Manifest: Manifest{Kind: dsec.LayerBase, Parents: below}, About: about})
+	return meta, report, err
+}
 
+// merge makes an image of diffs that write writes, and tells how many bytes they were.
+func (s *Store) merge(ctx context.Context, diffs int, write func(io.Writer) error) (image *os.File, res convert.Result, size int64, err error) {
+	if image, err = s.imageTemp(); err != nil {
+		return nil, res, 0, storeError("make image file", err)
+	}
 	pr, pw := io.Pipe()
 	wrote := make(chan error, 1)
 	go func() {
-		var err error
-		report.Report, err = s.writeDiffs(ctx, pw, run, dir, opt, owner)
+		err := write(pw)
 		wrote <- err
 		_ = pw.CloseWithError(err)
 	}()
 	src := &sourceReader{r: pr}
-	res, err := s.convert(ctx, []*os.File{image}, convert.Options{Diffs: 1 + len(run), Limits: s.opt.Limits}, src)
+	res, err = s.convert(ctx, []*os.File{image}, convert.Options{Diffs: diffs, Limits: s.opt.Limits}, src)
 	_ = pr.CloseWithError(io.ErrClosedPipe) // nobody reads the rest
 	if werr := <-wrote; err != nil && werr != nil && !errors.Is(werr, io.ErrClosedPipe) {
 		err = packError(ctx, werr)
 	}
 	if err != nil {
-		return Meta{}, PackReport{}, err
+		_ = image.Close()
+		return nil, res, 0, err
 	}
-	report.Files, report.Bytes, report.Collapsed = res.Files, res.Size, len(run)
-	about := About{Source: res.Source, SourceSize: src.n, Origin: opt.Origin, Created: time.Now().UTC(), Findings: res.Findings}
-	res.Config = opt.Config
-	meta, err = s.publishAll(ctx, []*os.File{image}, res, Meta{Manifest: Manifest{Kind: dsec.LayerBase, Parents: below}, About: about})
-	return meta, report, err
+	return image, res, src.n, nil
+}
+
+// scrubAgain makes of an image, which it closes, one without what is to be left out.
+func (s *Store) scrubAgain(ctx context.Context, whole *os.File, size int64, scrub Scrub, report *upper.Report) (image *os.File, res convert.Result, n int64, err error) {
+	defer func() { _ = whole.Close() }()
+	image, res, n, err = s.merge(ctx, 1, func(w io.Writer) error {
+		files, err := openImage(whole, size)
+		if err != nil {
+			return err
+		}
+		more, err := export.WriteDiff(ctx, w, export.Layer{Digest: "that is made", FS: files}, scrub)
+		report.Add(more)
+		return err
+	})
+	return image, res, n, err
 }
 
 // packError is what users are told of a stream that was not written to its end.
@@ -107,20 +142,30 @@ func packError(ctx context.Context, err error) error {
 }
 
 // holdPacks splits the layers of a sandbox: those that a pack goes on, and the packs
-// above them that become one with it, which are held.
-func (s *Store) holdPacks(ctx context.Context, layers []string) (below, run []string, release func(), err error) {
-	n := len(layers)
+// above them that become one with it, which are held. Where there are unnamed ones among
+// these, and the pack is to leave something out, it has to do so of all of them again.
+func (s *Store) holdPacks(ctx context.Context, opt PackOptions) (below, run []string, again bool, release func(), err error) {
+	layers := opt.Parents
+	n, unnamed := len(layers), 0 // packs from there on, and how many of the topmost have no name
 	for ; n > 0; n-- {
 		meta, err := s.Get(ctx, layers[n-1])
 		if err != nil {
-			return nil, nil, nil, err
+			return nil, nil, false, nil, err
 		}
-		if meta.Source != SourcePack {
+		lost := meta.Source == "" && len(meta.Parents) > 0 // it is not known where it is from
+		if meta.Source != SourcePack && !lost {
 			break
 		}
+		if (meta.Unnamed || lost) && unnamed == len(layers)-n {
+			unnamed++
+		}
 	}
+	again = unnamed > 0 && !opt.Scrub.IsWhole()
 	if len(layers)-n < collapseRun && len(layers) <= collapseAbove {
 		n = len(layers)
+	}
+	if again {
+		n = min(n, len(layers)-unnamed)
 	}
 	var held []func()
 	release = func() {
@@ -132,11 +177,11 @@ func (s *Store) holdPacks(ctx context.Context, layers []string) (below, run []st
 		free, err := s.Hold(ctx, digest)
 		if err != nil {
 			release()
-			return nil, nil, nil, err
+			return nil, nil, false, nil, err
 		}
 		held = append(held, free)
 	}
-	return layers[:n], layers[n:], release, nil
+	return layers[:n], layers[n:], again, release, nil
 }
 
 // writeDiffs writes the packs of a run, lowest first, and the directory over them.
@@ -157,7 +202,8 @@ func (s *Store) writeDiffs(ctx context.Context, w io.Writer, run []string, dir *
 	}
 	for _, digest := range run {
 		err := s.withFS(ctx, digest, func(files fs.FS) error {
-			return export.WriteDiff(ctx, w, export.Layer{Digest: digest, FS: files})
+			_, err := export.WriteDiff(ctx, w, export.Layer{Digest: digest, FS: files}, upper.Whole)
+			return err
 		})
 		if err != nil {
 			return upper.Report{}, err

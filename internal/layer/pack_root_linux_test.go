@@ -242,6 +242,108 @@ func TestPackScrubs(t *testing.T) {
 	}
 }
 
+// TestPackScrubsWhatForksKept: what a fork or a migration took along as it was is looked at
+// again where a pack of that leaves something out, as the sandbox has it by then, and packs
+// that have a name are not.
+func TestPackScrubsWhatForksKept(t *testing.T) {
+	testutil.Require(t, testutil.Root, testutil.EROFS)
+	s := openStore(t, Options{})
+	key := "-----BEGIN OPENSSH PRIVATE KEY-----\nb3Bl\n"
+	layers := []string{build(t, s, "base").Digest}
+	pack := func(opt PackOptions, script ...string) (Meta, []string, error) {
+		t.Helper()
+		upper := filepath.Join(t.TempDir(), "upper")
+		overlaid(t, s, layers, upper, func(dir string) {
+			for _, line := range script {
+				verb, name, _ := strings.Cut(line, " ")
+				name = filepath.Join(dir, name)
+				err := os.MkdirAll(filepath.Dir(name), 0o755)
+				switch verb {
+				case "rm":
+					err = os.RemoveAll(name)
+				case "key":
+					err = errors.Join(err, os.WriteFile(name, []byte(key), 0o600))
+				case "ln":
+					err = os.Link(name, name+".again")
+				default:
+					err = errors.Join(err, os.WriteFile(name, []byte(verb), 0o600))
+				}
+				if err != nil {
+					t.Errorf("%s: %v", line, err)
+				}
+			}
+		})
+		d, err := os.Open(upper)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer d.Close()
+		opt.Parents = layers
+		meta, report, err := s.Pack(t.Context(), opt, d, 0)
+		var removed []string
+		for _, x := range report.Removed {
+			removed = append(removed, x.Path+" "+x.Reason)
+		}
+		slices.Sort(removed)
+		return meta, removed, err
+	}
+	fork := PackOptions{Scrub: Scrub{NoDefaults: true, Secrets: "keep"}, Unnamed: true}
+	must := func(opt PackOptions, script ...string) (Meta, []string) {
+		t.Helper()
+		meta, removed, err := pack(opt, script...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return meta, removed
+	}
+	want := func(meta Meta, list ...string) {
+		t.Helper()
+		overlaid(t, s, meta.Chain(), "", func(dir string) {
+			found, err := names(dir)
+			if err != nil {
+				t.Error(err)
+			}
+			var files []string
+			for name := range found {
+				if fi, err := os.Lstat(dir + name); err == nil && fi.Mode().IsRegular() {
+					files = append(files, name)
+				}
+			}
+			slices.Sort(files)
+			if diff := cmp.Diff(list, files); diff != "" {
+				t.Errorf("files (-want +got):\n%s", diff)
+			}
+		})
+	}
+	named, _ := must(PackOptions{Scrub: Scrub{Secrets: "keep"}}, "key srv/asked.for")
+	layers = named.Chain()
+	first, removed := must(fork, "key srv/key", "ln srv/key", "h root/.bash_history", "ln root/.bash_history", "key srv/old", "1 root/.cache/pip/1", "a srv/a", "rm file")
+	if len(removed) > 0 || len(first.Parents) != 2 {
+		t.Fatalf("a fork is without %v, on %d", removed, len(first.Parents))
+	}
+	layers = first.Chain()
+	again, _ := must(fork, "2 root/.cache/pip/2", "b srv/b", "rm srv/old")
+	layers = again.Chain()
+	if _, _, err := pack(PackOptions{Scrub: Scrub{Secrets: "refuse"}}, "c srv/c"); err == nil || !strings.Contains(err.Error(), "/srv/key") {
+		t.Errorf("a key that forks kept is not refused: %v", err)
+	}
+	clean, removed := must(PackOptions{}, "c srv/c")
+	if diff := cmp.Diff([]string{"/root/.bash_history history", "/root/.cache/pip cache", "/srv/key secret", "/srv/key.again secret"}, removed); diff != "" {
+		t.Errorf("removed (-want +got):\n%s", diff)
+	}
+	if !slices.Equal(clean.Parents, named.Chain()) || clean.Unnamed {
+		t.Errorf("it goes on %v, want what has a name", clean.Parents)
+	}
+	want(clean, "/root/.bash_history.again", "/srv/a", "/srv/asked.for", "/srv/b", "/srv/c")
+	if _, _, err := pack(PackOptions{Scrub: Scrub{Secrets: "refuse"}}, "rm srv/key", "rm srv/key.again"); err != nil {
+		t.Errorf("after the key was removed: %v", err)
+	}
+	whole, removed := must(PackOptions{Scrub: fork.Scrub}, "c srv/c")
+	if len(removed) > 0 || len(whole.Parents) != len(layers) {
+		t.Errorf("with all left in it is without %v, on %v", removed, whole.Parents)
+	}
+}
+
 // BenchmarkPack packs 100 MB that were just written.
 func BenchmarkPack(b *testing.B) {
 	s := openStore(b, Options{})

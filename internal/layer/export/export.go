@@ -29,6 +29,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 
 	"github.com/opendsec/dsec/internal/layer/convert"
+	"github.com/opendsec/dsec/internal/layer/upper"
 )
 
 // Layer is one layer to be exported: a file system as go-erofs shows it, whose
@@ -69,7 +70,7 @@ func Plan(ctx context.Context, layers []Layer) (*Image, error) {
 	}
 	for _, l := range layers {
 		sum := &counter{h: sha256.New()}
-		if err := writeLayer(ctx, sum, l, false); err != nil {
+		if err := writeLayer(ctx, sum, l); err != nil {
 			return nil, err
 		}
 		h := v1.Hash{Algorithm: "sha256", Hex: hex.EncodeToString(sum.h.Sum(nil))}
@@ -164,7 +165,7 @@ func (img *Image) Write(ctx context.Context, out io.Writer) error {
 			return err
 		}
 		sum := &counter{h: sha256.New(), w: w}
-		if err := writeLayer(ctx, sum, img.layers[i], false); err != nil {
+		if err := writeLayer(ctx, sum, img.layers[i]); err != nil {
 			return err
 		}
 		if got := hex.EncodeToString(sum.h.Sum(nil)); got != d.Digest.Hex {
@@ -190,24 +191,43 @@ func (c *counter) Write(p []byte) (int, error) {
 	return c.w.Write(p)
 }
 
-// WriteDiff writes a layer as a tar stream of the form that package upper has.
-func WriteDiff(ctx context.Context, w io.Writer, l Layer) error { return writeLayer(ctx, w, l, true) }
+// WriteDiff writes a layer as a tar stream of the form that package upper has, without
+// what is to be left out.
+func WriteDiff(ctx context.Context, w io.Writer, l Layer, scrub upper.Scrub) (upper.Report, error) {
+	tw := tar.NewWriter(w)
+	filter, err := upper.NewFilter(tw, &scrub)
+	if err != nil {
+		return upper.Report{}, err
+	}
+	err = (&layerWriter{Filter: filter, tw: tw, diff: true}).write(ctx, l)
+	return filter.Report, err
+}
 
-// writeLayer writes one layer as a tar stream. The file system's library read what
-// a stranger's archive was made into; where it fails in its own way, so does this.
-func writeLayer(ctx context.Context, w io.Writer, l Layer, diff bool) (err error) {
+// writeLayer writes one layer as a tar stream of an image.
+func writeLayer(ctx context.Context, w io.Writer, l Layer) error {
+	tw := tar.NewWriter(w)
+	all, err := upper.NewFilter(tw, nil)
+	if err != nil {
+		return err
+	}
+	return (&layerWriter{Filter: all, tw: tw}).write(ctx, l)
+}
+
+// write writes a layer to its end. The file system's library reads what a stranger's
+// archive was made into; where it fails in its own way, so does this.
+func (t *layerWriter) write(ctx context.Context, l Layer) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			err = fmt.Errorf("read layer %s: panic: %v", l.Digest, p)
 		}
 	}()
-	t := &layerWriter{ctx: ctx, tw: tar.NewWriter(w), fs: l.FS, diff: diff, first: map[int64]string{}, buf: make([]byte, 256<<10)}
+	t.ctx, t.fs, t.first, t.buf = ctx, l.FS, map[int64]string{}, make([]byte, 256<<10)
 	root, err := fs.Stat(l.FS, ".")
 	if err == nil && !root.IsDir() {
 		err = errors.New("its root is no directory")
 	}
 	if err == nil {
-		err = t.dir(".", root)
+		err = t.dir(".", root, upper.Inside{})
 	}
 	if err != nil {
 		return fmt.Errorf("read layer %s: %w", l.Digest, err)

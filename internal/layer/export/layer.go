@@ -12,6 +12,7 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/layer/convert"
+	"github.com/opendsec/dsec/internal/layer/upper"
 )
 
 // Whiteouts as OCI layers have them, and the opaque mark of overlayfs.
@@ -24,6 +25,7 @@ const (
 
 // layerWriter writes a layer as a tar stream, in the order of its names.
 type layerWriter struct {
+	*upper.Filter
 	ctx   context.Context
 	tw    *tar.Writer
 	fs    fs.FS
@@ -34,7 +36,7 @@ type layerWriter struct {
 
 // dir writes a directory and what is below it. Its path is "." or has no leading
 // slash.
-func (t *layerWriter) dir(path string, fi fs.FileInfo) error {
+func (t *layerWriter) dir(path string, fi fs.FileInfo, in upper.Inside) error {
 	if err := t.ctx.Err(); err != nil {
 		return err
 	}
@@ -49,14 +51,18 @@ func (t *layerWriter) dir(path string, fi fs.FileInfo) error {
 		}
 		hdr.PAXRecords[xattrPAX+xattrOpaque] = "y"
 	}
-	if err := t.tw.WriteHeader(hdr); err != nil {
-		return err
-	}
-	if opaque && !t.diff {
-		if err := t.whiteout(path + "/" + whiteoutOpaque); err != nil {
-			return err
+	return t.Dir(hdr, opaque, in, func() error {
+		if opaque && !t.diff {
+			if err := t.whiteout(path + "/" + whiteoutOpaque); err != nil {
+				return err
+			}
 		}
-	}
+		return t.below(path, in)
+	})
+}
+
+// below writes what is in a directory.
+func (t *layerWriter) below(path string, in upper.Inside) error {
 	entries, err := fs.ReadDir(t.fs, path)
 	if err != nil {
 		return err
@@ -70,16 +76,23 @@ func (t *layerWriter) dir(path string, fi fs.FileInfo) error {
 		if path != "." {
 			name = path + "/" + name
 		}
-		if fi.IsDir() {
-			err = t.dir(name, fi)
-		} else {
-			err = t.file(name, e.Name(), fi)
+		in := t.Judge(strings.Split(name, "/"), in, isWhiteout(fi))
+		switch {
+		case fi.IsDir():
+			err = t.dir(name, fi, in)
+		case !in.Removed(fi.Mode().IsRegular(), fi.Size()):
+			err = t.file(name, e.Name(), fi, in)
 		}
 		if err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+func isWhiteout(fi fs.FileInfo) bool {
+	st, ok := fi.Sys().(*erofs.Stat)
+	return ok && fi.Mode()&fs.ModeCharDevice != 0 && st.Rdev == 0
 }
 
 // quote shows a file of a layer as imports do.
@@ -89,27 +102,32 @@ func quote(path string) string { return fmt.Sprintf("%+.200q", "/"+path) }
 var kinds = map[fs.FileMode]byte{0: tar.TypeReg, fs.ModeSymlink: tar.TypeSymlink, fs.ModeNamedPipe: tar.TypeFifo}
 
 // file writes what is no directory.
-func (t *layerWriter) file(path, base string, fi fs.FileInfo) error {
+func (t *layerWriter) file(path, base string, fi fs.FileInfo, in upper.Inside) error {
 	kind, ok := kinds[fi.Mode().Type()]
 	hdr, st, err := t.header(path, fi, kind)
 	switch {
 	case err != nil:
 		return err
-	case fi.Mode()&fs.ModeCharDevice != 0 && st.Rdev == 0 && t.diff:
+	case isWhiteout(fi) && t.diff:
 		hdr.Typeflag = tar.TypeChar
-		return t.tw.WriteHeader(hdr)
-	case fi.Mode()&fs.ModeCharDevice != 0 && st.Rdev == 0:
+		return t.Put(hdr)
+	case isWhiteout(fi):
 		return t.whiteout(strings.TrimSuffix(path, base) + whiteoutPrefix + base)
 	case !ok:
 		return fmt.Errorf("%s: of type %v, which no import makes", quote(path), fi.Mode().Type())
 	case strings.HasPrefix(base, whiteoutPrefix) && !t.diff:
 		return &dsec.Error{Code: dsec.CodeUnsupported, Message: quote(path) + ": an image would take a file of this name for a whiteout"}
 	}
-	if st.Nlink > 1 {
-		if first, seen := t.first[st.Ino]; seen {
-			hdr.Typeflag, hdr.Linkname, hdr.PAXRecords = tar.TypeLink, first, nil
-			return t.tw.WriteHeader(hdr)
+	if first, seen := t.first[st.Ino]; seen {
+		hdr.Typeflag, hdr.Linkname, hdr.PAXRecords = tar.TypeLink, first, nil
+		return t.Put(hdr)
+	}
+	if kind == tar.TypeReg && t.Scrubs() {
+		if found, err := t.secret(path, fi.Size(), in); found || err != nil {
+			return err
 		}
+	}
+	if st.Nlink > 1 {
 		t.first[st.Ino] = path
 	}
 	switch kind {
@@ -120,12 +138,26 @@ func (t *layerWriter) file(path, base string, fi fs.FileInfo) error {
 			return err
 		}
 	}
-	return t.tw.WriteHeader(hdr)
+	return t.Put(hdr)
+}
+
+// secret reports whether a file is left out for what it holds.
+func (t *layerWriter) secret(path string, size int64, in upper.Inside) (bool, error) {
+	f, err := t.fs.Open(path)
+	if err != nil {
+		return false, err
+	}
+	defer func() { _ = f.Close() }()
+	head := t.buf[:min(size, convert.LintBytes)]
+	if _, err := io.ReadFull(f, head); err != nil {
+		return false, fmt.Errorf("%s: %w", quote(path), err)
+	}
+	return t.Secret(strings.Split(path, "/"), head, size, in)
 }
 
 func (t *layerWriter) regular(path string, hdr *tar.Header, size int64) error {
 	hdr.Size = size
-	if err := t.tw.WriteHeader(hdr); err != nil || size == 0 {
+	if err := t.Put(hdr); err != nil || size == 0 {
 		return err
 	}
 	f, err := t.fs.Open(path)
@@ -142,7 +174,7 @@ func (t *layerWriter) regular(path string, hdr *tar.Header, size int64) error {
 
 // whiteout writes a name that hides another.
 func (t *layerWriter) whiteout(path string) error {
-	return t.tw.WriteHeader(&tar.Header{Name: strings.TrimPrefix(path, "./"), Typeflag: tar.TypeReg, Format: tar.FormatPAX})
+	return t.Put(&tar.Header{Name: strings.TrimPrefix(path, "./"), Typeflag: tar.TypeReg, Format: tar.FormatPAX})
 }
 
 // header is that of a file of the layer. The bits of set-id and of sticky are only in

@@ -26,6 +26,12 @@ type Scrub struct {
 	Secrets    string   // SecretsRemove where it is empty
 }
 
+// Whole leaves all in but residue of the platform.
+var Whole = Scrub{NoDefaults: true, Secrets: SecretsKeep}
+
+// IsWhole reports whether nothing else is left out.
+func (s *Scrub) IsWhole() bool { return len(s.Remove) == 0 && s.NoDefaults && s.Secrets == SecretsKeep }
+
 // maxPatterns bounds what each file is held against.
 const maxPatterns = 256
 
@@ -215,6 +221,13 @@ type Removal struct {
 	Path, Reason string
 	Note         string // of a secret: what it looks like
 	Files, Bytes int64
+}
+
+// Add adds what was not written of another stream.
+func (r *Report) Add(o Report) {
+	n := min(len(o.Removed), maxRemovals-len(r.Removed))
+	r.Removed = append(r.Removed, o.Removed[:n]...)
+	r.RemovedMore += o.RemovedMore + int64(len(o.Removed)-n)
 }
 
 // begin begins a removal, in the list or beyond it.

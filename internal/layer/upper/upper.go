@@ -45,50 +45,40 @@ const linkBytes = 64 << 20
 // Write writes the tree below dir, dir itself as "./". Errors that the tree caused are
 // unsupported, or invalid for a secret that is refused, and name the file at fault.
 func Write(ctx context.Context, out io.Writer, dir *os.File, opt Options) (Report, error) {
-	rules, err := opt.Scrub.rules()
+	tw := tar.NewWriter(out)
+	filter, err := NewFilter(tw, &opt.Scrub)
 	if err != nil {
 		return Report{}, err
 	}
 	w := &writer{
-		ctx: ctx, tw: tar.NewWriter(out), owner: opt.Owner, rules: rules, limits: opt.Limits.WithDefaults(),
+		Filter: filter, ctx: ctx, tw: tw, owner: opt.Owner, limits: opt.Limits.WithDefaults(),
 		links: map[uint64]string{}, buf: make([]byte, 256<<10),
 	}
-	w.report.Removed = make([]Removal, 0, maxRemovals)
 	var st unix.Stat_t
 	if err := unix.Fstat(int(dir.Fd()), &st); err != nil {
 		return Report{}, os.NewSyscallError("fstat", err)
 	}
-	if err := w.dir(dir, &st, nil, inside{}); err != nil {
+	if err := w.dir(dir, &st, nil, Inside{}); err != nil {
 		return Report{}, err
 	}
-	return w.report, w.tw.Close()
+	return w.Report, w.tw.Close()
 }
 
 type writer struct {
+	*Filter
 	ctx    context.Context
 	tw     *tar.Writer
 	owner  uint32
-	rules  rules
 	limits convert.Limits
 	links  map[uint64]string // first name of files that have several
 	linked int               // bytes of these names
-	report Report
 	buf    []byte
 
-	// waiting are the headers of directories that are written before what is in them,
-	// if something is.
-	waiting       []*tar.Header
 	entries, size int64
 }
 
-// inside is where in the tree an entry is.
-type inside struct {
-	removed *Removal // not to be written: what it counts for
-	kept    bool     // written whatever the rules say
-}
-
 // entry writes one name of a directory.
-func (w *writer) entry(dir *os.File, parts []string, in inside) error {
+func (w *writer) entry(dir *os.File, parts []string, in Inside) error {
 	if err := w.ctx.Err(); err != nil {
 		return context.Cause(w.ctx)
 	}
@@ -101,8 +91,7 @@ func (w *writer) entry(dir *os.File, parts []string, in inside) error {
 	}
 	kind := st.Mode & unix.S_IFMT
 	whiteout := kind == unix.S_IFCHR && st.Rdev == 0
-	if in = w.judge(parts, in, whiteout); in.removed != nil && kind != unix.S_IFDIR {
-		in.removed.count(&st)
+	if in = w.Judge(parts, in, whiteout); kind != unix.S_IFDIR && in.Removed(kind == unix.S_IFREG, st.Size) {
 		return nil
 	}
 	switch {
@@ -118,30 +107,12 @@ func (w *writer) entry(dir *os.File, parts []string, in inside) error {
 	case kind == unix.S_IFLNK:
 		return w.symlink(dir, &st, parts)
 	case kind == unix.S_IFIFO:
-		return w.write(w.header(&st, parts, tar.TypeFifo))
+		return w.Put(w.header(&st, parts, tar.TypeFifo))
 	case whiteout:
-		return w.write(w.header(&st, parts, tar.TypeChar))
+		return w.Put(w.header(&st, parts, tar.TypeChar))
 	}
-	w.report.begin(plain(parts), reasonSpecial, "a socket or a device").count(&st)
+	w.Report.begin(plain(parts), reasonSpecial, "a socket or a device").count(false, 0)
 	return nil
-}
-
-// judge decides whether an entry is written. What a whiteout hides stays hidden.
-func (w *writer) judge(parts []string, in inside, whiteout bool) inside {
-	switch {
-	case in.removed != nil && in.removed.Reason == reasonPlatform:
-		return in
-	case in.removed == nil && matchAny(platform, parts):
-		return inside{removed: w.report.begin(plain(parts), reasonPlatform, "")}
-	case whiteout || in.kept || matchAny(w.rules.keep, parts):
-		return inside{kept: true}
-	case in.removed != nil:
-		return in
-	}
-	if reason := w.rules.reason(parts); reason != "" {
-		in.removed = w.report.begin(plain(parts), reason, "")
-	}
-	return in
 }
 
 // count bounds the tree.
@@ -156,33 +127,17 @@ func (w *writer) count(parts []string) error {
 	return nil
 }
 
-// dir writes a directory and what is in it. Of one that is not to be written there is
-// what hides layers below, and what is kept in it.
-func (w *writer) dir(d *os.File, st *unix.Stat_t, parts []string, in inside) error {
+// dir writes a directory and what is in it.
+func (w *writer) dir(d *os.File, st *unix.Stat_t, parts []string, in Inside) error {
 	hdr := w.header(st, parts, tar.TypeDir)
 	opaque, err := w.attributes(d, parts, hdr)
 	if err != nil {
 		return err
 	}
-	w.waiting = append(w.waiting, hdr)
-	depth := len(w.waiting)
-	platform := in.removed != nil && in.removed.Reason == reasonPlatform
-	if in.removed == nil || opaque && !platform {
-		if err := w.flush(); err != nil {
-			return err
-		}
-	}
-	if err := w.below(d, parts, in); err != nil {
-		return err
-	}
-	if len(w.waiting) == depth { // nothing in it was written, nor it
-		w.waiting = w.waiting[:depth-1]
-		in.removed.count(st)
-	}
-	return nil
+	return w.Dir(hdr, opaque, in, func() error { return w.below(d, parts, in) })
 }
 
-func (w *writer) below(d *os.File, parts []string, in inside) error {
+func (w *writer) below(d *os.File, parts []string, in Inside) error {
 	for {
 		names, err := d.Readdirnames(1024)
 		for _, name := range names {
@@ -199,24 +154,6 @@ func (w *writer) below(d *os.File, parts []string, in inside) error {
 	}
 }
 
-// flush writes the directories that something is to be in.
-func (w *writer) flush() error {
-	for _, hdr := range w.waiting {
-		if err := w.tw.WriteHeader(hdr); err != nil {
-			return err
-		}
-	}
-	w.waiting = w.waiting[:0]
-	return nil
-}
-
-func (w *writer) write(hdr *tar.Header) error {
-	if err := w.flush(); err != nil {
-		return err
-	}
-	return w.tw.WriteHeader(hdr)
-}
-
 func (w *writer) symlink(dir *os.File, st *unix.Stat_t, parts []string) error {
 	target := w.buf[:unix.PathMax]
 	n, err := unix.Readlinkat(int(dir.Fd()), parts[len(parts)-1], target)
@@ -225,11 +162,11 @@ func (w *writer) symlink(dir *os.File, st *unix.Stat_t, parts []string) error {
 	}
 	hdr := w.header(st, parts, tar.TypeSymlink)
 	hdr.Linkname = string(target[:n])
-	return w.write(hdr)
+	return w.Put(hdr)
 }
 
 // regular writes a file, or one more name of one that was written.
-func (w *writer) regular(dir *os.File, parts []string, in inside) error {
+func (w *writer) regular(dir *os.File, parts []string, in Inside) error {
 	f, err := openBelow(dir, parts, unix.O_NONBLOCK)
 	if err != nil {
 		return err
@@ -245,13 +182,13 @@ func (w *writer) regular(dir *os.File, parts []string, in inside) error {
 	hdr := w.header(&st, parts, tar.TypeReg)
 	if first, ok := w.links[st.Ino]; ok && st.Nlink > 1 {
 		hdr.Typeflag, hdr.Linkname = tar.TypeLink, first
-		return w.write(hdr)
+		return w.Put(hdr)
 	}
 	head := w.buf[:min(st.Size, convert.LintBytes)]
 	if _, err := io.ReadFull(f, head); err != nil {
 		return &fs.PathError{Op: "read", Path: quote(parts), Err: err}
 	}
-	if found, err := w.secret(parts, head, &st, in); found || err != nil {
+	if found, err := w.Secret(parts, head, st.Size, in); found || err != nil {
 		return err
 	}
 	if w.size += st.Size; w.size > w.limits.ContentBytes {
@@ -267,7 +204,7 @@ func (w *writer) regular(dir *os.File, parts []string, in inside) error {
 		return err
 	}
 	hdr.Size = st.Size
-	if err := w.write(hdr); err != nil {
+	if err := w.Put(hdr); err != nil {
 		return err
 	}
 	return w.content(f, head, parts, st.Size)
@@ -283,26 +220,6 @@ func (w *writer) content(f *os.File, head []byte, parts []string, size int64) er
 		err = fmt.Errorf("%s changed while it was read", quote(parts))
 	}
 	return err
-}
-
-// secret reports whether a file is left out for what it holds.
-func (w *writer) secret(parts []string, head []byte, st *unix.Stat_t, in inside) (bool, error) {
-	if in.kept || w.rules.secrets == SecretsKeep {
-		return false, nil
-	}
-	parent := ""
-	if len(parts) > 1 {
-		parent = parts[len(parts)-2]
-	}
-	what := convert.Secret(parent, parts[len(parts)-1], head)
-	if what == "" {
-		return false, nil
-	}
-	if w.rules.secrets == SecretsRefuse {
-		return false, dsec.Invalid("scrub.secrets", "%s holds %s, want none or another way to treat it", quote(parts), what)
-	}
-	w.report.begin(plain(parts), reasonSecret, what).count(st)
-	return true, nil
 }
 
 // header is that of an entry, with IDs as the sandbox sees them.
@@ -338,13 +255,6 @@ func openBelow(dir *os.File, parts []string, flags uint64) (*os.File, error) {
 		if !errors.Is(err, unix.EINTR) && !errors.Is(err, unix.EAGAIN) {
 			return nil, &fs.PathError{Op: "open", Path: quote(parts), Err: err}
 		}
-	}
-}
-
-func (r *Removal) count(st *unix.Stat_t) {
-	r.Files++
-	if st.Mode&unix.S_IFMT == unix.S_IFREG {
-		r.Bytes += st.Size
 	}
 }
 

@@ -62,7 +62,7 @@ func (w *writer) attributes(f *os.File, parts []string, hdr *tar.Header) (opaque
 			opaque = true
 		}
 		if strings.Contains(name, "=") { // no header can have it
-			w.report.begin(plain(parts), reasonSpecial, fmt.Sprintf("the attribute %+.100q", name))
+			w.Report.begin(plain(parts), reasonSpecial, fmt.Sprintf("the attribute %+.100q", name))
 			continue
 		}
 		records[xattrPAX+name] = string(value)

@@ -586,8 +586,13 @@ type PackSandboxRequest struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	SandboxId string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
 	Scrub     *Scrub                 `protobuf:"bytes,2,opt,name=scrub,proto3" json:"scrub,omitempty"`
-	// Pause it first, and leave it paused.
-	Pause         bool `protobuf:"varint,3,opt,name=pause,proto3" json:"pause,omitempty"`
+	// Pause it first, and leave it paused, unless this fails.
+	Pause bool `protobuf:"varint,3,opt,name=pause,proto3" json:"pause,omitempty"`
+	// The layer is of the sandboxes alone that are made of it: a pack of one of these that
+	// leaves something out goes over its content, too.
+	Unnamed bool `protobuf:"varint,4,opt,name=unnamed,proto3" json:"unnamed,omitempty"`
+	// Where the sandbox's log has action IDs and it is paused for this: conflict.
+	RefuseActions bool `protobuf:"varint,5,opt,name=refuse_actions,json=refuseActions,proto3" json:"refuse_actions,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -639,6 +644,20 @@ func (x *PackSandboxRequest) GetScrub() *Scrub {
 func (x *PackSandboxRequest) GetPause() bool {
 	if x != nil {
 		return x.Pause
+	}
+	return false
+}
+
+func (x *PackSandboxRequest) GetUnnamed() bool {
+	if x != nil {
+		return x.Unnamed
+	}
+	return false
+}
+
+func (x *PackSandboxRequest) GetRefuseActions() bool {
+	if x != nil {
+		return x.RefuseActions
 	}
 	return false
 }
@@ -1347,12 +1366,14 @@ const file_dsec_v1_edge_proto_rawDesc = "" +
 	"\x06action\x18\x02 \x01(\tR\x06action\x12+\n" +
 	"\x05pause\x18\x03 \x01(\v2\x15.dsec.v1.PauseOptionsR\x05pause\"<\n" +
 	"\x12ApplyToJobResponse\x12&\n" +
-	"\x05items\x18\x01 \x03(\v2\x10.dsec.v1.JobItemR\x05items\"o\n" +
+	"\x05items\x18\x01 \x03(\v2\x10.dsec.v1.JobItemR\x05items\"\xb0\x01\n" +
 	"\x12PackSandboxRequest\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12$\n" +
 	"\x05scrub\x18\x02 \x01(\v2\x0e.dsec.v1.ScrubR\x05scrub\x12\x14\n" +
-	"\x05pause\x18\x03 \x01(\bR\x05pause\"\xb9\x01\n" +
+	"\x05pause\x18\x03 \x01(\bR\x05pause\x12\x18\n" +
+	"\aunnamed\x18\x04 \x01(\bR\aunnamed\x12%\n" +
+	"\x0erefuse_actions\x18\x05 \x01(\bR\rrefuseActions\"\xb9\x01\n" +
 	"\x13PackSandboxResponse\x12$\n" +
 	"\x05layer\x18\x01 \x01(\v2\x0e.dsec.v1.LayerR\x05layer\x12+\n" +
 	"\x06report\x18\x02 \x01(\v2\x13.dsec.v1.PackReportR\x06report\x12.\n" +

@@ -543,7 +543,10 @@ type MigrateRequest struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	SandboxId string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
 	// Processes, and all that is not on the disk, end: must be true.
-	LoseMemory    bool `protobuf:"varint,2,opt,name=lose_memory,json=loseMemory,proto3" json:"lose_memory,omitempty"`
+	LoseMemory bool `protobuf:"varint,2,opt,name=lose_memory,json=loseMemory,proto3" json:"lose_memory,omitempty"`
+	// The new sandbox's log knows nothing of the old one's actions: an action ID that was used
+	// is new to it, and what is done by that is done again. Must be true where there are any.
+	LoseActions   bool `protobuf:"varint,3,opt,name=lose_actions,json=loseActions,proto3" json:"lose_actions,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -588,6 +591,13 @@ func (x *MigrateRequest) GetSandboxId() string {
 func (x *MigrateRequest) GetLoseMemory() bool {
 	if x != nil {
 		return x.LoseMemory
+	}
+	return false
+}
+
+func (x *MigrateRequest) GetLoseActions() bool {
+	if x != nil {
+		return x.LoseActions
 	}
 	return false
 }
@@ -697,12 +707,13 @@ const file_dsec_v1_snapshot_proto_rawDesc = "" +
 	"\fForkResponse\x12.\n" +
 	"\x05items\x18\x01 \x03(\v2\x18.dsec.v1.BatchCreateItemR\x05items\x12\x16\n" +
 	"\x06digest\x18\x02 \x01(\tR\x06digest\x12+\n" +
-	"\x06report\x18\x03 \x01(\v2\x13.dsec.v1.PackReportR\x06report\"P\n" +
+	"\x06report\x18\x03 \x01(\v2\x13.dsec.v1.PackReportR\x06report\"s\n" +
 	"\x0eMigrateRequest\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x1f\n" +
 	"\vlose_memory\x18\x02 \x01(\bR\n" +
-	"loseMemory\"j\n" +
+	"loseMemory\x12!\n" +
+	"\flose_actions\x18\x03 \x01(\bR\vloseActions\"j\n" +
 	"\x0fMigrateResponse\x12*\n" +
 	"\asandbox\x18\x01 \x01(\v2\x10.dsec.v1.SandboxR\asandbox\x12+\n" +
 	"\x06report\x18\x02 \x01(\v2\x13.dsec.v1.PackReportR\x06report2\xb9\x01\n" +

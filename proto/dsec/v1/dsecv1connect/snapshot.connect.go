@@ -52,7 +52,8 @@ type SnapshotServiceClient interface {
 	Fork(context.Context, *connect.Request[v1.ForkRequest]) (*connect.Response[v1.ForkResponse], error)
 	// Migrate pauses a sandbox, packs it, makes one of that on another node, and ends the
 	// old one, whose ID leads to the new one from then on, as long as its record is kept.
-	// On error the old one goes on.
+	// On error the old one goes on. By the ID of one that has moved it finds the new one,
+	// without a report, and does nothing.
 	Migrate(context.Context, *connect.Request[v1.MigrateRequest]) (*connect.Response[v1.MigrateResponse], error)
 }
 
@@ -121,7 +122,8 @@ type SnapshotServiceHandler interface {
 	Fork(context.Context, *connect.Request[v1.ForkRequest]) (*connect.Response[v1.ForkResponse], error)
 	// Migrate pauses a sandbox, packs it, makes one of that on another node, and ends the
 	// old one, whose ID leads to the new one from then on, as long as its record is kept.
-	// On error the old one goes on.
+	// On error the old one goes on. By the ID of one that has moved it finds the new one,
+	// without a report, and does nothing.
 	Migrate(context.Context, *connect.Request[v1.MigrateRequest]) (*connect.Response[v1.MigrateResponse], error)
 }
 

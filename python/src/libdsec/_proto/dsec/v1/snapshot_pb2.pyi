@@ -113,12 +113,14 @@ class ForkResponse(_message.Message):
     def __init__(self, items: _Optional[_Iterable[_Union[_sandbox_pb2.BatchCreateItem, _Mapping]]] = ..., digest: _Optional[str] = ..., report: _Optional[_Union[PackReport, _Mapping]] = ...) -> None: ...
 
 class MigrateRequest(_message.Message):
-    __slots__ = ("sandbox_id", "lose_memory")
+    __slots__ = ("sandbox_id", "lose_memory", "lose_actions")
     SANDBOX_ID_FIELD_NUMBER: _ClassVar[int]
     LOSE_MEMORY_FIELD_NUMBER: _ClassVar[int]
+    LOSE_ACTIONS_FIELD_NUMBER: _ClassVar[int]
     sandbox_id: str
     lose_memory: bool
-    def __init__(self, sandbox_id: _Optional[str] = ..., lose_memory: bool = ...) -> None: ...
+    lose_actions: bool
+    def __init__(self, sandbox_id: _Optional[str] = ..., lose_memory: bool = ..., lose_actions: bool = ...) -> None: ...
 
 class MigrateResponse(_message.Message):
     __slots__ = ("sandbox", "report")
