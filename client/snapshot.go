@@ -105,16 +105,29 @@ func (s *Sandbox) Fork(ctx context.Context, n int, o ForkOptions) ([]Created, *P
 	return s.c.created(res.Items), packReportOf(res.Report), nil
 }
 
+// MigrateOptions say what may be lost.
+type MigrateOptions struct {
+	// LoseMemory: its processes and their memory end. It must be true.
+	LoseMemory bool
+	// LoseActions: what was done by an action ID is done again where it is asked for again.
+	// It must be true where the sandbox's log has any.
+	LoseActions bool
+}
+
 // Migrate has a new sandbox with what is on the disk of this one take its place, on another
-// node where one takes it. Its processes and their memory end: loseMemory must be true. The
-// old ID leads to the new one as long as the old one's record is kept. On error the old one
-// goes on.
-func (s *Sandbox) Migrate(ctx context.Context, loseMemory bool) (*Sandbox, *PackReport, error) {
-	res, err := call(ctx, s.c, s.c.snapshot.Migrate, &dsecv1.MigrateRequest{SandboxId: string(s.id), LoseMemory: loseMemory}, dsec.Retryable)
+// node where one takes it. The old ID leads to the new one as long as the old one's record is
+// kept; by it Migrate does nothing more, and gives the new one with a report that is nil.
+// On error the old one goes on.
+func (s *Sandbox) Migrate(ctx context.Context, o MigrateOptions) (*Sandbox, *PackReport, error) {
+	res, err := call(ctx, s.c, s.c.snapshot.Migrate, &dsecv1.MigrateRequest{SandboxId: string(s.id), LoseMemory: o.LoseMemory, LoseActions: o.LoseActions}, dsec.Retryable)
 	if err != nil {
 		return nil, nil, err
 	}
-	return s.c.Sandbox(res.GetSandbox().GetId()), packReportOf(res.Report), nil
+	moved := s.c.Sandbox(res.GetSandbox().GetId())
+	if res.Report == nil {
+		return moved, nil, nil
+	}
+	return moved, packReportOf(res.Report), nil
 }
 
 // repeatable is what is made again of a call that makes sandboxes with a request ID.

@@ -55,7 +55,8 @@ type world struct {
 
 // being is one sandbox.
 type being struct {
-	sb      *client.Sandbox
+	sb      *client.Sandbox // by the ID that it was made with
+	now     *client.Sandbox // by the one that it has
 	paused  bool
 	files   map[string]string // of /root, by name; d/ is a directory
 	actions map[string]string // what was said, by action ID
@@ -68,7 +69,7 @@ func (w *world) step() (what string) {
 	if len(w.all) == 0 {
 		sb, err := w.cl.CreateSandbox(w.Context(), client.SandboxOptions{Layers: []string{"base"}, Job: "model"})
 		w.must("create", err)
-		w.all = append(w.all, &being{sb: sb, files: map[string]string{}, actions: map[string]string{}})
+		w.all = append(w.all, &being{sb: sb, now: sb, files: map[string]string{}, actions: map[string]string{}})
 		return "create"
 	}
 	at := w.r.IntN(len(w.all))
@@ -208,7 +209,7 @@ func (w *world) packs(s *being) {
 
 // add adds a sandbox that has the files of another.
 func (w *world) add(like *being, sb *client.Sandbox) {
-	w.all = append(w.all, &being{sb: sb, files: maps.Clone(like.files), actions: map[string]string{}})
+	w.all = append(w.all, &being{sb: sb, now: sb, files: maps.Clone(like.files), actions: map[string]string{}})
 }
 
 func (w *world) fork(s *being) {
@@ -226,7 +227,16 @@ func (w *world) fork(s *being) {
 
 // migrate ends the trajectory: the one that takes its place has one of its own.
 func (w *world) migrate(s *being) {
-	_, _, err := s.sb.Migrate(w.Context(), true)
+	o := client.MigrateOptions{LoseMemory: true}
+	if s.acted > 0 {
+		_, _, err := s.now.Migrate(w.Context(), o)
+		wantCodeOf(w.T, "a migration that would lose actions", err, dsec.CodeConflict)
+		o.LoseActions = true
+	}
+	moved, _, err := s.now.Migrate(w.Context(), o)
 	w.must("migrate", err)
-	s.paused, s.acted, s.actions = false, 0, map[string]string{}
+	if again, _, err := s.sb.Migrate(w.Context(), o); err != nil || again.ID() != moved.ID() {
+		w.Errorf("by an earlier ID it is not what it was moved to, %s: %v", moved.ID(), err)
+	}
+	s.now, s.paused, s.acted, s.actions = moved, false, 0, map[string]string{}
 }

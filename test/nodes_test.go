@@ -222,7 +222,7 @@ func TestPackForkAndMigrateOverNodes(t *testing.T) {
 		seen[of.ID().Edge()] = true
 	}
 
-	moved, _, err := sb.Migrate(t.Context(), true)
+	moved, _, err := sb.Migrate(t.Context(), client.MigrateOptions{LoseMemory: true})
 	check(t, err)
 	if moved.ID().Edge() != away {
 		t.Errorf("moved to node %s, want %s", moved.ID().Edge(), away)
@@ -388,14 +388,14 @@ func TestNodeThatDiesInAMigration(t *testing.T) {
 			c.kill()
 			n.start(c, "DSEC_CRASH="+tc.step)
 			sb = n.restartAPI().Sandbox(string(sb.ID())) // which has just asked both nodes
-			_, _, err = sb.Migrate(t.Context(), true)
+			_, _, err = sb.Migrate(t.Context(), client.MigrateOptions{LoseMemory: true})
 			wantCodeOf(t, "the migration", err, tc.code)
 			c.gone()
 			if tc.api {
 				sb = n.restartAPI().Sandbox(string(sb.ID()))
 			}
 			if tc.home {
-				_, _, err = sb.Migrate(t.Context(), true)
+				_, _, err = sb.Migrate(t.Context(), client.MigrateOptions{LoseMemory: true})
 				wantCodeOf(t, "a migration of a dead node", err, dsec.CodeUnavailable)
 			} else if got := says(t, sb, look); got != want {
 				t.Errorf("while the other node is dead it has\n%swant\n%s", got, want)
@@ -414,7 +414,7 @@ func TestNodeThatDiesInAMigration(t *testing.T) {
 			if got := says(t, sb, look); got != want {
 				t.Errorf("it has\n%swant\n%s", got, want)
 			}
-			moved, _, err := sb.Migrate(t.Context(), true) // it can be
+			moved, _, err := sb.Migrate(t.Context(), client.MigrateOptions{LoseMemory: true}) // it can be
 			check(t, err)
 			if got := says(t, moved, look); got != want {
 				t.Errorf("moved it has\n%swant\n%s", got, want)

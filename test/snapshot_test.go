@@ -113,7 +113,7 @@ func TestPackedLayers(t *testing.T) {
 		"scrub.keep[0]": func() error { _, _, err := made.Pack(t.Context(), "x", &client.Scrub{Keep: []string{"x"}}); return err },
 		"count":         func() error { _, _, err := made.Fork(t.Context(), 0, client.ForkOptions{}); return err },
 		"count ":        func() error { _, _, err := made.Fork(t.Context(), 1_000_000, client.ForkOptions{}); return err },
-		"lose_memory":   func() error { _, _, err := made.Migrate(t.Context(), false); return err },
+		"lose_memory":   func() error { _, _, err := made.Migrate(t.Context(), client.MigrateOptions{}); return err },
 		"sandbox_id": func() error {
 			_, _, err := cl.Sandbox(string(dsec.NewSandboxID("aaaaa"))).Pack(t.Context(), "x", nil)
 			return err
@@ -143,7 +143,7 @@ func TestPacksOfForksAreScrubbed(t *testing.T) {
 	check(t, err)
 	check(t, made[0].Err)
 	check(t, sb.Kill(t.Context()))
-	sb, _, err = made[0].Sandbox.Migrate(t.Context(), true)
+	sb, _, err = made[0].Sandbox.Migrate(t.Context(), client.MigrateOptions{LoseMemory: true})
 	check(t, err)
 	if _, _, err := sb.Pack(t.Context(), "mine", &client.Scrub{Secrets: "refuse"}); err == nil || !strings.Contains(err.Error(), "/root/key") {
 		t.Errorf("the key is not refused: %v", err)
@@ -173,7 +173,7 @@ func TestMigrate(t *testing.T) {
 	sb, err := cl.CreateSandbox(t.Context(), client.SandboxOptions{Layers: []string{"base"}, Job: "train", Env: map[string]string{"KEPT": "yes"}})
 	check(t, err)
 	says(t, sb, "echo text > /root/file; (sleep 1000 &)")
-	moved, report, err := sb.Migrate(t.Context(), true)
+	moved, report, err := sb.Migrate(t.Context(), client.MigrateOptions{LoseMemory: true})
 	check(t, err)
 	if moved.ID() == sb.ID() || report.Frozen <= 0 {
 		t.Errorf("%s became %s, %+v", sb.ID(), moved.ID(), report)
@@ -187,7 +187,17 @@ func TestMigrate(t *testing.T) {
 		}
 		restart(t, c)
 	}
-	second, _, err := sb.Migrate(t.Context(), true) // by its old ID, too
+	cmd := moved.Shell("echo once >> /root/acted")
+	cmd.ActionID = "a"
+	_, _, err = cmd.Output(t.Context())
+	check(t, err)
+	if again, report, err := sb.Migrate(t.Context(), client.MigrateOptions{LoseMemory: true}); err != nil || again.ID() != moved.ID() || report != nil {
+		t.Errorf("by its old ID it is moved again: %v, %+v, %v", again, report, err)
+	}
+	if _, _, err := moved.Migrate(t.Context(), client.MigrateOptions{LoseMemory: true}); dsec.CodeOf(err) != dsec.CodeConflict || typed(t, err).Field != "lose_actions" {
+		t.Errorf("with an action in its log: %v", err)
+	}
+	second, _, err := moved.Migrate(t.Context(), client.MigrateOptions{LoseMemory: true, LoseActions: true})
 	check(t, err)
 	says(t, sb, "echo more >> /root/file")
 	if got := says(t, second, "cat /root/file"); got != "text\nmore\n" {

@@ -45,7 +45,7 @@ func commands() []command {
 		{"sandbox resume", "ID...", "have paused sandboxes go on", runResume, false},
 		{"sandbox pack", "[flags] ID NAME", "make a layer of what was written in a sandbox", runPack, false},
 		{"sandbox fork", "[flags] ID", "make sandboxes of what was written in one, and print their IDs", runFork, false},
-		{"sandbox migrate", "ID --lose-memory", "move a sandbox's disk to another node, and print its new ID", runMigrate, false},
+		{"sandbox migrate", "ID --lose-memory [--lose-actions]", "move a sandbox's disk to another node, and print its new ID", runMigrate, false},
 		{"job create", "[flags] NAME", "make a job, which a lease can bound", runJobCreate, false},
 		{"job list", "[flags]", "list jobs", runJobList, false},
 		{"job get", "NAME", "show one job", runJobGet, false},

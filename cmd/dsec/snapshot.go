@@ -101,15 +101,17 @@ func runFork(ctx context.Context, e *env, args []string) error {
 
 func runMigrate(ctx context.Context, e *env, args []string) error {
 	f := clientFlags(e, "sandbox migrate")
-	lose := f.Bool("lose-memory", false, "go on though processes and their memory are lost: only the disk is moved")
+	var o client.MigrateOptions
+	f.BoolVar(&o.LoseMemory, "lose-memory", false, "go on though processes and their memory are lost: only the disk is moved")
+	f.BoolVar(&o.LoseActions, "lose-actions", false, "go on though what has an action ID is done again where it is asked for again")
 	c, pos, err := f.connect(args, 1, 1, 0)
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	s, report, err := c.Sandbox(pos[0]).Migrate(ctx, *lose)
+	s, report, err := c.Sandbox(pos[0]).Migrate(ctx, o)
 	if err != nil {
-		return asGiven(err, "lose_memory", "--lose-memory")
+		return asGiven(asGiven(err, "lose_memory", "--lose-memory"), "lose_actions", "--lose-actions")
 	}
 	return f.print(map[string]any{"id": s.ID(), "report": report}, "", [][]string{{string(s.ID())}})
 }

@@ -140,14 +140,17 @@ func TestForksAndMigrationsWantAnActiveJob(t *testing.T) {
 	for name, call := range map[string]func() error{
 		"fork":                  func() error { _, _, err := sb.Fork(t.Context(), 1, client.ForkOptions{}); return err },
 		"fork into another job": func() error { _, _, err := sb.Fork(t.Context(), 1, client.ForkOptions{Job: &ended}); return err },
-		"migrate":               func() error { _, _, err := sb.Migrate(t.Context(), true); return err },
+		"migrate": func() error {
+			_, _, err := sb.Migrate(t.Context(), client.MigrateOptions{LoseMemory: true})
+			return err
+		},
 	} {
 		e.set(func() { e.job = "ended" })
 		if err := call(); codeOf(err) != dsec.CodeConflict {
 			t.Errorf("%s: %v, want %s", name, err, dsec.CodeConflict)
 		}
 		e.set(func() {
-			if e.job = "active"; e.moving.packed > 0 && name != "fork" { // which learns it from the pack
+			if e.job = "active"; len(e.moving.packs) > 0 && name != "fork" { // which learns it from the pack
 				t.Errorf("%s: something was packed for it", name)
 			}
 		})

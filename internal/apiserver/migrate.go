@@ -49,12 +49,15 @@ func (p snapshotService) Migrate(ctx context.Context, req *connect.Request[dsecv
 		return nil, err
 	}
 	was := res.Msg.GetSandbox()
+	id := was.GetId()
+	if id != req.Msg.SandboxId { // it was done, and is not to be done twice
+		return connect.NewResponse(&dsecv1.MigrateResponse{Sandbox: was}), nil
+	}
 	if err := p.s.jobs.admit(principal(ctx).Project, "job", was.GetJob()); err != nil {
 		return nil, err
 	}
-	id := was.GetId()
 	running := was.GetState() == string(dsec.StateRunning)
-	edge, packed, err := p.s.pack(ctx, &dsecv1.PackSandboxRequest{SandboxId: id, Scrub: wholeScrub, Pause: true, Unnamed: true})
+	edge, packed, err := p.s.pack(ctx, &dsecv1.PackSandboxRequest{SandboxId: id, Scrub: wholeScrub, Pause: true, Unnamed: true, RefuseActions: !req.Msg.LoseActions})
 	if err != nil {
 		if running && edge != nil && dsec.CodeOf(err) == dsec.CodeOutcomeUnknown {
 			p.s.resumeAfter(ctx, edge, id) // else its node has seen to it

@@ -29,7 +29,8 @@ type stubMoving struct {
 
 	losePack bool // a pack is done, and its answer does not come
 
-	packed  int
+	packs   []*dsecv1.PackSandboxRequest
+	was     string // that was moved
 	movedTo string
 	resumed int
 	killed  []string
@@ -38,13 +39,18 @@ type stubMoving struct {
 var errLost = connect.NewError(connect.CodeUnavailable, errors.New("connection reset by peer"))
 
 func (e *stubEdge) GetSandbox(_ context.Context, req *connect.Request[dsecv1.GetRequest]) (*connect.Response[dsecv1.GetResponse], error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if to := dsec.SandboxID(e.moving.movedTo); to != "" && e.moving.was == req.Msg.SandboxId {
+		return nil, apierr.Encode(&dsec.Error{Code: dsec.CodeConflict, Field: "sandbox_id", Message: "it was moved", MovedTo: to})
+	}
 	return connect.NewResponse(&dsecv1.GetResponse{Sandbox: &dsecv1.Sandbox{Id: req.Msg.SandboxId, State: "running", Job: e.job}}), nil
 }
 
-func (e *stubEdge) PackSandbox(context.Context, *connect.Request[dsecv1.PackSandboxRequest]) (*connect.Response[dsecv1.PackSandboxResponse], error) {
+func (e *stubEdge) PackSandbox(_ context.Context, req *connect.Request[dsecv1.PackSandboxRequest]) (*connect.Response[dsecv1.PackSandboxResponse], error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.moving.packed++
+	e.moving.packs = append(e.moving.packs, req.Msg)
 	if e.moving.losePack {
 		return nil, errLost
 	}
@@ -64,7 +70,7 @@ func (e *stubEdge) RedirectSandbox(_ context.Context, req *connect.Request[dsecv
 	if m.used || m.movedTo != "" && m.movedTo != req.Msg.MovedTo {
 		return nil, apierr.Encode(dsec.Errorf(dsec.CodeConflict, "it was used meanwhile"))
 	}
-	m.movedTo = req.Msg.MovedTo
+	m.was, m.movedTo = req.Msg.SandboxId, req.Msg.MovedTo
 	if m.loseRedirect > 0 {
 		m.loseRedirect--
 		return nil, errLost
@@ -108,7 +114,7 @@ func TestMigrationsThatBreak(t *testing.T) {
 			from, to := newStub("fake"), newStub("fake")
 			from.moving, to.moving = tc.from, tc.to
 			r := newRig(t, from, to)
-			moved, _, err := r.client(r.secret).Sandbox(string(dsec.NewSandboxID(from.id))).Migrate(t.Context(), true)
+			moved, _, err := r.client(r.secret).Sandbox(string(dsec.NewSandboxID(from.id))).Migrate(t.Context(), client.MigrateOptions{LoseMemory: true})
 			if codeOf(err) != tc.want {
 				t.Fatalf("%v, want %q", err, tc.want)
 			}
@@ -175,18 +181,47 @@ func TestMigrationsOfAnEarlierApiserver(t *testing.T) {
 	}
 }
 
+// TestMigrationThatIsRepeated, as by one who was not told that it was done, finds what took the
+// sandbox's place, and that one can be moved by its own ID. Actions are lost where that is said.
+func TestMigrationThatIsRepeated(t *testing.T) {
+	from, to := newStub("fake"), newStub("fake")
+	r := newRig(t, from, to)
+	cl := r.client(r.secret)
+	migrate := func(sb *client.Sandbox, o client.MigrateOptions) (*client.Sandbox, *client.PackReport) {
+		t.Helper()
+		moved, report, err := sb.Migrate(t.Context(), o)
+		check(t, err)
+		return moved, report
+	}
+	sb := cl.Sandbox(string(dsec.NewSandboxID(from.id)))
+	moved, _ := migrate(sb, client.MigrateOptions{LoseMemory: true})
+	again, report := migrate(sb, client.MigrateOptions{LoseMemory: true})
+	if again.ID() != moved.ID() || report != nil || len(from.moving.packs) != 1 || len(to.moving.packs) != 0 {
+		t.Errorf("moved to %s, and then to %s, %+v", moved.ID(), again.ID(), report)
+	}
+	if third, _ := migrate(moved, client.MigrateOptions{LoseMemory: true, LoseActions: true}); third.ID() == moved.ID() || len(to.moving.packs) != 1 {
+		t.Errorf("by its own ID it stays %s", third.ID())
+	}
+	if m := from.moving.packs[0]; !m.RefuseActions || !m.Unnamed || !m.Pause {
+		t.Errorf("packed by %v", m)
+	}
+	if to.moving.packs[0].RefuseActions {
+		t.Error("actions may be lost, and are refused")
+	}
+}
+
 // TestMigrationWhosePackIsLost: the sandbox, which it may have paused, goes on.
 func TestMigrationWhosePackIsLost(t *testing.T) {
 	e := newStub("fake")
 	e.moving.losePack = true
 	r := newRig(t, e)
-	_, _, err := r.client(r.secret).Sandbox(string(dsec.NewSandboxID(e.id))).Migrate(t.Context(), true)
+	_, _, err := r.client(r.secret).Sandbox(string(dsec.NewSandboxID(e.id))).Migrate(t.Context(), client.MigrateOptions{LoseMemory: true})
 	if codeOf(err) != dsec.CodeOutcomeUnknown {
 		t.Errorf("%v, want %s", err, dsec.CodeOutcomeUnknown)
 	}
 	e.set(func() {
-		if e.moving.packed != 1 || e.moving.resumed != 1 {
-			t.Errorf("packed %d times, resumed %d times", e.moving.packed, e.moving.resumed)
+		if len(e.moving.packs) != 1 || e.moving.resumed != 1 {
+			t.Errorf("packed %d times, resumed %d times", len(e.moving.packs), e.moving.resumed)
 		}
 	})
 }

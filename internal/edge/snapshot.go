@@ -76,6 +76,9 @@ func (c *call) pack(m *dsecv1.PackSandboxRequest, scrub layer.Scrub, out *dsecv1
 			}()
 		}
 	}
+	if err := c.mayLoseActions(m); err != nil {
+		return err
+	}
 	config, err := e.configOf(c.ctx, c.spec.Layers)
 	if err != nil {
 		return err
@@ -99,6 +102,20 @@ func (c *call) pack(m *dsecv1.PackSandboxRequest, scrub layer.Scrub, out *dsecv1
 	}
 	out.Report = reportProto(report, got.Frozen())
 	out.Create, out.PauseToken = e.createLike(s, meta.Digest), s.pauseToken()
+	return nil
+}
+
+// mayLoseActions refuses what would have actions be done a second time.
+func (c *call) mayLoseActions(m *dsecv1.PackSandboxRequest) error {
+	if !m.RefuseActions {
+		return nil
+	}
+	switch has, err := c.e.trajectories.HasActions(c.ctx, c.s.id); {
+	case err != nil:
+		return err
+	case has:
+		return &dsec.Error{Code: dsec.CodeConflict, Field: "lose_actions", Message: fmt.Sprintf("sandbox %s has actions in its log, which one that takes its place would do again: want true where they may be", c.s.id)}
+	}
 	return nil
 }
 

@@ -195,6 +195,29 @@ func TestPackThatFailsAfterItsPause(t *testing.T) {
 	})
 }
 
+// TestPackRefusesActions that whoever takes the sandbox's place would know nothing of, where
+// it is told to: those that were done, over a restart too.
+func TestPackRefusesActions(t *testing.T) {
+	n := newNode(t, withLayers(newLayers()))
+	id := n.create(&dsecv1.CreateRequest{})
+	req := &dsecv1.PackSandboxRequest{SandboxId: id, Pause: true, RefuseActions: true}
+	n.shell(id, "true")
+	n.mustPack(req)
+	exec := named(&dsecv1.ExecRequest{SandboxId: id, Command: &dsecv1.Command{Shell: "true"}}, "a")
+	if _, err := n.process.Exec(t.Context(), exec); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		_, err := n.pack(req)
+		wantError(t, err, dsec.CodeConflict, "lose_actions")
+		if s := n.get(id); s.State != "running" {
+			t.Errorf("then it is %s", s.State)
+		}
+		n.restart()
+	}
+	n.mustPack(&dsecv1.PackSandboxRequest{SandboxId: id, Pause: true})
+}
+
 // TestRedirect: what is asked of a sandbox that was moved is told where to, also after a
 // restart and by a create with its request id; one that was used meanwhile stays.
 func TestRedirect(t *testing.T) {

@@ -256,6 +256,22 @@ func (l *Log) Lookup(ctx context.Context, id dsec.SandboxID, actionID string) (*
 	return l.earlier(ctx, sb, actionID)
 }
 
+// HasActions reports whether an action ID may lead to something in the sandbox's log: also
+// one of a part that is gone.
+func (l *Log) HasActions(ctx context.Context, id dsec.SandboxID) (bool, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	sb, err := l.find(id)
+	if err != nil {
+		return false, err
+	}
+	a, err := l.acted(ctx, sb)
+	if err != nil {
+		return false, err
+	}
+	return len(a.byID) > 0 || a.hole > 0, nil
+}
+
 // earlier is Lookup. The caller holds mu, which is let go of meanwhile; where the
 // log has nothing, that is so when it returns.
 func (l *Log) earlier(ctx context.Context, sb *sandbox, actionID string) (*Earlier, error) {

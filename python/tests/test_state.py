@@ -189,8 +189,13 @@ async def test_fork_and_migrate(server: Server, args: DSecContainerRunArgs) -> N
             await sandbox.fork(0)
         with pytest.raises(libdsec.UnsupportedError):
             await sandbox.migrate()
-        moved = await sandbox.migrate(lose_memory=True)
+        with sandbox.trajectory():
+            await sandbox.run_shell("true")
+        with pytest.raises(libdsec.ConflictError):
+            await sandbox.migrate(lose_memory=True)
+        moved = await sandbox.migrate(lose_memory=True, lose_actions=True)
         assert moved.id != sandbox.id
+        assert (await sandbox.migrate(lose_memory=True)).id == moved.id
         assert (await sandbox.info()).id == moved.id
         if args.backend == "container":
             assert await sandbox.files.read("/tmp/f") == b"kept"

@@ -591,7 +591,7 @@ type PackSandboxRequest struct {
 	// The layer is of the sandboxes alone that are made of it: a pack of one of these that
 	// leaves something out goes over its content, too.
 	Unnamed bool `protobuf:"varint,4,opt,name=unnamed,proto3" json:"unnamed,omitempty"`
-	// Where the sandbox's log has action IDs and it is paused for this: conflict.
+	// Conflict where the sandbox's log has action IDs.
 	RefuseActions bool `protobuf:"varint,5,opt,name=refuse_actions,json=refuseActions,proto3" json:"refuse_actions,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

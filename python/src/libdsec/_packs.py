@@ -126,9 +126,11 @@ async def fork(
     return [_item(i) for i in response.items]
 
 
-async def migrate(rpc: Rpc, sandbox_id: str, lose_memory: bool) -> str:
+async def migrate(rpc: Rpc, sandbox_id: str, lose_memory: bool, lose_actions: bool) -> str:
     """See `Sandbox.migrate`."""
-    request = snapshot_pb2.MigrateRequest(sandbox_id=sandbox_id, lose_memory=bool(lose_memory))
+    request = snapshot_pb2.MigrateRequest(
+        sandbox_id=sandbox_id, lose_memory=bool(lose_memory), lose_actions=bool(lose_actions)
+    )
     return (await rpc.unary(m.MIGRATE, request)).sandbox.id
 
 

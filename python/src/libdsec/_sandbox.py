@@ -164,19 +164,23 @@ class Sandbox:
             r if isinstance(r, DSecError) else Sandbox(self._rpc, r.sandbox.id, launch=r.launch) for r in made
         ]
 
-    async def migrate(self, *, lose_memory: bool = False) -> Sandbox:
+    async def migrate(self, *, lose_memory: bool = False, lose_actions: bool = False) -> Sandbox:
         """Have a new sandbox with what is on this one's disk take its place, on another node if one takes it.
 
-        The old ID leads to the new one as long as the server keeps the old one's record.
+        The old ID leads to the new one as long as the server keeps the old one's record; by it this
+        does nothing more, and returns the new one.
 
         Args:
             lose_memory: Processes and their memory end: must be True.
+            lose_actions: What was done in a `trajectory()` block is done again where it is asked for again:
+                must be True where there is any.
 
         Raises:
-            UnsupportedError: It is not.
+            UnsupportedError: Memory may not be lost.
+            ConflictError: Actions may not be lost, and there are some.
             DSecError: It was not moved, and goes on where it is.
         """
-        return Sandbox(self._rpc, await _packs.migrate(self._rpc, self.id, lose_memory))
+        return Sandbox(self._rpc, await _packs.migrate(self._rpc, self.id, lose_memory, lose_actions))
 
     async def usage(self) -> Usage:
         """Return what the sandbox uses now and has used so far."""
