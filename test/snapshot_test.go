@@ -8,6 +8,7 @@ import (
 
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/client"
+	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
 )
 
 // says runs a command and returns what it wrote.
@@ -206,6 +207,32 @@ func TestMigrate(t *testing.T) {
 	check(t, sb.Kill(t.Context()))
 	if info, err := second.Info(t.Context()); err != nil || info.State != dsec.StateStopped {
 		t.Errorf("killed by the first ID: %+v, %v", info, err)
+	}
+}
+
+// TestLogsOfMovedSandboxes: each ID leads to its own log, whatever calls went from one to the
+// other before.
+func TestLogsOfMovedSandboxes(t *testing.T) {
+	sb, err := up(t).client(t).CreateSandbox(t.Context(), client.SandboxOptions{Backend: dsec.KindFake})
+	check(t, err)
+	says(t, sb, "echo before")
+	moved, _, err := sb.Migrate(t.Context(), client.MigrateOptions{LoseMemory: true})
+	check(t, err)
+	says(t, sb, "echo after") // by the old ID, in the new one
+	for _, follow := range []bool{false, true} {
+		for of, want := range map[*client.Sandbox]string{sb: "before\n", moved: "after\n"} {
+			var got strings.Builder
+			for e, err := range of.Trajectory(t.Context(), client.TrajectoryOptions{Follow: follow}) {
+				check(t, err)
+				if e.Kind == dsecv1.TrajectoryKind_TRAJECTORY_KIND_EXEC && e.Outcome != nil {
+					check(t, of.TrajectoryOutput(t.Context(), e.Seq, &got))
+					break
+				}
+			}
+			if got.String() != want {
+				t.Errorf("the log of %s has %q, want %q", of.ID(), got.String(), want)
+			}
+		}
 	}
 }
 

@@ -111,7 +111,7 @@ func runMigrate(ctx context.Context, e *env, args []string) error {
 	defer c.Close()
 	s, report, err := c.Sandbox(pos[0]).Migrate(ctx, o)
 	if err != nil {
-		return asGiven(asGiven(err, "lose_memory", "--lose-memory"), "lose_actions", "--lose-actions")
+		return asGiven(err, "lose_memory", "--lose-memory", "lose_actions", "--lose-actions")
 	}
 	return f.print(map[string]any{"id": s.ID(), "report": report}, "", [][]string{{string(s.ID())}})
 }

@@ -11,14 +11,29 @@ import (
 
 type trajectoryService struct{ s *Server }
 
+// A log is that of the sandbox whose ID is given, also where another one has taken its
+// place, which has one of its own: nothing here follows a move.
+
 func (t trajectoryService) List(ctx context.Context, req *connect.Request[dsecv1.ListTrajectoryRequest]) (*connect.Response[dsecv1.ListTrajectoryResponse], error) {
-	return unary(ctx, t.s, req, trajectoryClient, dsecv1connect.TrajectoryServiceClient.List)
+	edge, err := t.s.owner("sandbox_id", req.Msg.SandboxId)
+	if err != nil {
+		return nil, err
+	}
+	return forward(ctx, trajectoryClient(edge), dsecv1connect.TrajectoryServiceClient.List, req.Msg)
 }
 
 func (t trajectoryService) Follow(ctx context.Context, req *connect.Request[dsecv1.FollowTrajectoryRequest], out *connect.ServerStream[dsecv1.FollowTrajectoryResponse]) error {
-	return download(ctx, t.s, req.Msg, out, trajectoryClient, dsecv1connect.TrajectoryServiceClient.Follow)
+	edge, err := t.s.owner("sandbox_id", req.Msg.SandboxId)
+	if err != nil {
+		return err
+	}
+	return relay(ctx, trajectoryClient(edge), dsecv1connect.TrajectoryServiceClient.Follow, req.Msg, out.Send)
 }
 
 func (t trajectoryService) ReadOutput(ctx context.Context, req *connect.Request[dsecv1.ReadTrajectoryOutputRequest], out *connect.ServerStream[dsecv1.ReadTrajectoryOutputResponse]) error {
-	return download(ctx, t.s, req.Msg, out, trajectoryClient, dsecv1connect.TrajectoryServiceClient.ReadOutput)
+	edge, err := t.s.owner("sandbox_id", req.Msg.SandboxId)
+	if err != nil {
+		return err
+	}
+	return relay(ctx, trajectoryClient(edge), dsecv1connect.TrajectoryServiceClient.ReadOutput, req.Msg, out.Send)
 }
