@@ -52,6 +52,7 @@ class BidiStream(Generic[Req, Resp]):
         self._headers: dict[str, str] = {}
         self._buffer = bytearray()
         self._unacknowledged = 0
+        self._greeted = False
         self._ended = False  # the server sent all it had
         self._failure: DSecError | None = None
         self._changed = asyncio.Event()
@@ -71,15 +72,23 @@ class BidiStream(Generic[Req, Resp]):
         url = urlsplit(base)
         secure = url.scheme == "https"
         port = url.port or (443 if secure else 80)
+
+        async def connect() -> BidiStream[Req, Resp]:
+            reader, writer = await asyncio.open_connection(url.hostname, port, ssl=tls if secure else None)
+            stream = cls(method, reader, writer)
+            try:
+                await stream._greet()
+            except BaseException:
+                stream.close()
+                raise
+            return stream
+
         try:
-            reader, writer = await asyncio.wait_for(
-                asyncio.open_connection(url.hostname, port, ssl=tls if secure else None), connect_timeout
-            )
+            stream = await asyncio.wait_for(connect(), connect_timeout)
         except (OSError, asyncio.TimeoutError) as e:
             error = UnavailableError(f"cannot reach {base}: {str(e) or 'no answer'}", retryable=True)
             error.unreached = True
             raise error from None
-        stream = cls(method, reader, writer)
         pseudo = {
             ":method": "POST",
             ":scheme": url.scheme,
@@ -89,17 +98,30 @@ class BidiStream(Generic[Req, Resp]):
         stream._begin({**pseudo, **{k.lower(): v for k, v in headers.items()}})
         return stream
 
-    def _begin(self, headers: dict[str, str]) -> None:
+    async def _greet(self) -> None:
+        """Open the connection, and wait for the server's part of that.
+
+        A server that dies may leave a connection that it never took: nothing of a call
+        is sent into one.
+        """
         self._h2.initiate_connection()
         self._h2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: _WINDOW, SettingCodes.ENABLE_PUSH: 0})
         # h2 gives back the connection's window by halves only. It is far larger
         # than the stream's, so that the rest of a message never waits for that.
         self._h2.increment_flow_control_window(4 * _WINDOW)
-        self._stream = self._h2.get_next_available_stream_id()
-        self._h2.send_headers(self._stream, list(headers.items()))
         self._flush()
         self._pump = asyncio.create_task(self._receive_bytes())
         _pumps.add(self._pump)
+        await self._until(lambda: self._greeted)
+        if isinstance(self._failure, OutcomeUnknownError):
+            raise ConnectionError(self._failure.message)
+        if self._failure is not None:
+            raise self._failure
+
+    def _begin(self, headers: dict[str, str]) -> None:
+        self._stream = self._h2.get_next_available_stream_id()
+        self._h2.send_headers(self._stream, list(headers.items()))
+        self._flush()
 
     async def send(self, message: Req) -> None:
         """Send a message; waits while the server takes no more.
@@ -237,7 +259,9 @@ class BidiStream(Generic[Req, Resp]):
 
     def _take(self, data: bytes) -> None:
         for event in self._h2.receive_data(data):
-            if isinstance(event, h2.events.ResponseReceived):
+            if isinstance(event, h2.events.RemoteSettingsChanged):
+                self._greeted = True
+            elif isinstance(event, h2.events.ResponseReceived):
                 self._headers = {str(k): str(v) for k, v in event.headers or ()}
             elif isinstance(event, h2.events.DataReceived):
                 self._buffer += event.data or b""

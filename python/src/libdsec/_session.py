@@ -11,12 +11,12 @@ from typing_extensions import Self
 from libdsec import _convert as c
 from libdsec import _methods as m
 from libdsec._connect import Action, Method
-from libdsec._errors import InvalidError, OutcomeUnknownError
+from libdsec._errors import DSecError, InvalidError, OutcomeUnknownError
 from libdsec._h2 import BidiStream
 from libdsec._process import Collector, decode
 from libdsec._proto.dsec.v1 import process_pb2, session_pb2
 from libdsec._rpc import Rpc
-from libdsec._trajectory import next_action
+from libdsec._trajectory import next_action, unanswered
 from libdsec._types import ExecResult, Gap, Output
 
 _Stream = BidiStream[session_pb2.RunCommandRequest, process_pb2.ProcessEvent]
@@ -79,9 +79,10 @@ class Session:
         )
         if timeout is not None:
             request.timeout.CopyFrom(c.duration(timeout, "timeout"))
-        if (action := next_action(self._sandbox_id)) is not None:
+        if (action := next_action(_RUN.path, request)) is not None:
             request.action_id = action.id
-        async with self._turn:
+
+        async def once() -> ExecResult:
             try:
                 if self._stream is not None and not self._stream.usable():
                     # The server has ended it, or it is of another event loop or process.
@@ -89,12 +90,19 @@ class Session:
                     if old.here():
                         old.close()
                 if self._stream is None:
-                    self._stream = await self._rpc.bidi(_RUN)
+                    self._stream = await self._rpc.open(_RUN)
                 return await self._exchange(self._stream, request, on_output, action)
             except BaseException:
                 # What a stream still carries of this command must not be
                 # taken for the next one's.
                 self._drop()
+                raise
+
+        async with self._turn:
+            try:
+                return await self._rpc.retrying(_RUN, action, once)
+            except DSecError as e:
+                unanswered(action, e)
                 raise
 
     async def interrupt(self) -> None:
