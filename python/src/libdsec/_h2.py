@@ -113,7 +113,7 @@ class BidiStream(Generic[Req, Resp]):
         self._pump = asyncio.create_task(self._receive_bytes())
         _pumps.add(self._pump)
         await self._until(lambda: self._greeted)
-        if isinstance(self._failure, OutcomeUnknownError):
+        if self._failure is not None and self._failure.link_broke:
             raise ConnectionError(self._failure.message)
         if self._failure is not None:
             raise self._failure
@@ -205,11 +205,16 @@ class BidiStream(Generic[Req, Resp]):
         try:
             await self._writer.drain()
         except OSError as e:
-            self._fail(OutcomeUnknownError(f"the connection to the server was lost: {e}"))
+            self._lose(f"the connection to the server was lost: {e}")
 
     def _fail(self, error: DSecError) -> None:
         if self._failure is None:
             self._failure = error
+
+    def _lose(self, reason: str) -> None:
+        error = OutcomeUnknownError(reason)
+        error.link_broke = True
+        self._fail(error)
 
     def _notify(self) -> None:
         self._changed.set()
@@ -246,10 +251,10 @@ class BidiStream(Generic[Req, Resp]):
                 if data:
                     self._take(data)
                 else:
-                    self._fail(OutcomeUnknownError("the server closed the connection"))
+                    self._lose("the server closed the connection")
                 self._notify()
         except OSError as e:
-            self._fail(OutcomeUnknownError(f"the connection to the server was lost: {e}"))
+            self._lose(f"the connection to the server was lost: {e}")
         except h2.exceptions.ProtocolError as e:
             self._fail(InternalError(f"the server broke the HTTP/2 protocol: {e}"))
         finally:
@@ -272,7 +277,7 @@ class BidiStream(Generic[Req, Resp]):
             elif isinstance(event, h2.events.StreamReset):
                 # A server that is done may refuse the rest of our side.
                 if not (self._ended and event.error_code == h2.errors.ErrorCodes.NO_ERROR):
-                    self._fail(OutcomeUnknownError("the server cancelled the stream"))
+                    self._lose("the server cancelled the stream")
             elif isinstance(event, h2.events.ConnectionTerminated) and event.error_code:
                 self._fail(UnavailableError("the server is going away"))
         self._flush()

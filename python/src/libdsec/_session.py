@@ -57,14 +57,16 @@ class Session:
         Cancelling the task interrupts the command, and the session goes on.
 
         Where the server is restarted the session goes on, too; a command that was
-        under way runs on, and how it ended is not known: `OutcomeUnknownError`.
+        under way runs on, and how it ended is not known: `OutcomeUnknownError`. In a
+        trajectory it is asked for again first.
 
         Args:
             command: Text for the shell.
             timeout: Seconds after which the command's processes are killed;
                 where the shell itself does not come back, the session ends.
             output_limit: Bytes of output after which they are killed; 0 is the server's default.
-            on_output: Called with each piece of output as it comes.
+            on_output: Called with each piece of output as it comes; from the first one
+                again where the command is asked for again.
 
         Raises:
             DSecError: The end of the command did not arrive, so nothing is known about it.
