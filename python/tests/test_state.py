@@ -269,6 +269,13 @@ def test_verify_webhook() -> None:
             libdsec.verify_webhook(secret, {**headers, **change}, body)
     with pytest.raises(libdsec.DeniedError):
         libdsec.verify_webhook(secret, headers, body + b" ")
+    for key in (b"", b"\0", b"k" * 23, b"k" * 65):  # with which anybody could sign
+        digest = hmac.new(key, f"id.{stamp}.".encode() + body, hashlib.sha256).digest()
+        forged = {**headers, "Webhook-Signature": "v1," + base64.b64encode(digest).decode()}
+        for secret in (base64.b64encode(key).decode(), "whsec_" + base64.b64encode(key).decode()):
+            with pytest.raises(libdsec.InvalidError) as caught:
+                libdsec.verify_webhook(secret, forged, body)
+            assert caught.value.field == "secret"
 
 
 async def test_trajectory_diverges(server: Server, args: DSecContainerRunArgs) -> None:
