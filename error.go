@@ -72,8 +72,8 @@ type Error struct {
 	Message string
 	// MovedTo is the sandbox that has taken the place of the one that was named.
 	MovedTo SandboxID
-	// Restarting says that the request was not accepted because the server, or the
-	// node, is being restarted: any call may be made again once it is back.
+	// Restarting says that the server, or the node, is being restarted. Where the code is
+	// unavailable the request was not accepted: any may be made again once it is back.
 	Restarting bool
 	Err        error
 }

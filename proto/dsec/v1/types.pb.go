@@ -651,8 +651,8 @@ type ErrorDetail struct {
 	Retryable bool `protobuf:"varint,3,opt,name=retryable,proto3" json:"retryable,omitempty"`
 	// ID of the sandbox that has taken the place of the one that was named.
 	MovedTo string `protobuf:"bytes,4,opt,name=moved_to,json=movedTo,proto3" json:"moved_to,omitempty"`
-	// True where the request was not accepted because the server, or the node, is being
-	// restarted: it is back in a moment.
+	// True where the server, or the node, is being restarted. Where it is unavailable for
+	// that, the request was not accepted: any may be made again in a moment.
 	Restarting    bool `protobuf:"varint,5,opt,name=restarting,proto3" json:"restarting,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
