@@ -29,6 +29,8 @@ _READ_SIZE = 64 << 10
 # How much may be on its way to us unread; more waits in the server.
 _WINDOW = 1 << 20
 _MAX_ERROR_BODY = 1 << 20
+_FRAME_HEADER = 9
+_GOAWAY = 7
 # Streams leads only weakly to what reads them: a task that nobody else holds may be
 # finalised while it waits.
 _pumps: set[asyncio.Task[None] | None] = set()
@@ -53,6 +55,8 @@ class BidiStream(Generic[Req, Resp]):
         self._buffer = bytearray()
         self._unacknowledged = 0
         self._greeted = False
+        self._leaving = False  # the server is, once this stream has ended
+        self._raw = bytearray()  # of a frame that is not whole
         self._ended = False  # the server sent all it had
         self._failure: DSecError | None = None
         self._changed = asyncio.Event()
@@ -184,7 +188,7 @@ class BidiStream(Generic[Req, Resp]):
 
     def usable(self) -> bool:
         """Whether more can be sent, from the running event loop of this process."""
-        return self.here() and not self._over()
+        return self.here() and not self._over() and not self._leaving
 
     def here(self) -> bool:
         """Whether the stream belongs to the running event loop, and was not inherited by a fork."""
@@ -262,8 +266,33 @@ class BidiStream(Generic[Req, Resp]):
             _pumps.discard(self._pump)
         self._notify()
 
+    def _frames_of(self, data: bytes) -> bytes:
+        """Return the whole frames, without the word that no streams are taken any more.
+
+        A server sends that before it ends, and goes on with those that there are. h2
+        takes nothing from a connection on which it was said.
+        """
+        self._raw += data
+        out, at = bytearray(), 0
+        while len(self._raw) - at >= _FRAME_HEADER:
+            length = int.from_bytes(self._raw[at : at + 3], "big")
+            if length > self._h2.max_inbound_frame_size:  # which h2 refuses
+                out += self._raw[at:]
+                at = len(self._raw)
+                break
+            frame = self._raw[at : at + _FRAME_HEADER + length]
+            if len(frame) < _FRAME_HEADER + length:
+                break
+            at += len(frame)
+            if frame[3] == _GOAWAY and not any(frame[_FRAME_HEADER + 4 : _FRAME_HEADER + 8]):
+                self._leaving = True
+            else:
+                out += frame
+        del self._raw[:at]
+        return bytes(out)
+
     def _take(self, data: bytes) -> None:
-        for event in self._h2.receive_data(data):
+        for event in self._h2.receive_data(self._frames_of(data)):
             if isinstance(event, h2.events.RemoteSettingsChanged):
                 self._greeted = True
             elif isinstance(event, h2.events.ResponseReceived):
@@ -278,6 +307,6 @@ class BidiStream(Generic[Req, Resp]):
                 # A server that is done may refuse the rest of our side.
                 if not (self._ended and event.error_code == h2.errors.ErrorCodes.NO_ERROR):
                     self._lose("the server cancelled the stream")
-            elif isinstance(event, h2.events.ConnectionTerminated) and event.error_code:
+            elif isinstance(event, h2.events.ConnectionTerminated):
                 self._fail(UnavailableError("the server is going away"))
         self._flush()
