@@ -72,7 +72,10 @@ type Error struct {
 	Message string
 	// MovedTo is the sandbox that has taken the place of the one that was named.
 	MovedTo SandboxID
-	Err     error
+	// Restarting says that the server, or the node, is being restarted. Where the code is
+	// unavailable the request was not accepted: any may be made again once it is back.
+	Restarting bool
+	Err        error
 }
 
 // Error implements error.
@@ -91,6 +94,11 @@ func (e *Error) Unwrap() error { return e.Err }
 func Errorf(code Code, format string, args ...any) *Error {
 	err := fmt.Errorf(format, args...)
 	return &Error{Code: code, Message: err.Error(), Err: errors.Unwrap(err)}
+}
+
+// Restarting makes an unavailable error of a server or node that is being restarted.
+func Restarting(message string) *Error {
+	return &Error{Code: CodeUnavailable, Message: message, Restarting: true}
 }
 
 // Invalid makes an invalid error about one field of the request.

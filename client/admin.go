@@ -63,15 +63,12 @@ type ImportOptions struct {
 // or compressed with gzip or zstd, an OCI layout or a docker-archive) and
 // names it. findings are remarks on what looked like a secret or an answer.
 func (c *Client) ImportLayer(ctx context.Context, name string, o ImportOptions, archive io.Reader) (l Layer, findings []string, err error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	stream := c.layer.ImportLayer(ctx)
 	first := &dsecv1.ImportLayerOpen{Name: name, Select: o.Select, Kind: string(o.Kind), At: o.At, Strict: o.Strict}
 	if from := o.Origin; from != nil {
 		first.Origin = &dsecv1.LayerOrigin{Type: from.Type, Location: from.Location, Revision: from.Revision}
 	}
 	open := &dsecv1.ImportLayerRequest{Message: &dsecv1.ImportLayerRequest_Open{Open: first}}
-	res, err := send(ctx, c, cancel, stream, open, archive, "archive", func(b []byte) *dsecv1.ImportLayerRequest {
+	res, err := send(ctx, c, c.layer.ImportLayer, open, archive, "archive", func(b []byte) *dsecv1.ImportLayerRequest {
 		return &dsecv1.ImportLayerRequest{Message: &dsecv1.ImportLayerRequest_Data{Data: b}}
 	})
 	if err != nil {

@@ -9,7 +9,7 @@
 // the command; what the command did is in its [dsec.Outcome]. Every error that
 // the platform reports is a [*dsec.Error], found with errors.As or
 // [dsec.CodeOf]. The client sends a request again only where it was provably
-// not accepted, and never a command.
+// not accepted, and a command only where the server was being restarted.
 //
 // A Client is safe for concurrent use, and so is everything made from it
 // unless its comment says otherwise.
@@ -62,7 +62,7 @@ type Options struct {
 }
 
 // Client calls one server. While one that it has reached before refuses
-// connections, because it is being started again, calls wait for a minute.
+// connections, or says that it is being restarted, calls wait for a minute.
 type Client struct {
 	url      string
 	attempts int
@@ -255,13 +255,18 @@ func call[Req, Res any](
 	ctx context.Context, c *Client, f func(context.Context, *connect.Request[Req]) (*connect.Response[Res], error), msg *Req, again func(error) bool,
 ) (*Res, error) {
 	for attempt := 1; ; attempt++ {
-		req := connect.NewRequest(msg)
-		res, err := f(ctx, req)
+		var res *connect.Response[Res]
+		err := overRestart(ctx, nil, func() (err error) {
+			req := connect.NewRequest(msg)
+			if res, err = f(ctx, req); err != nil {
+				err = c.typed(err, req.Spec().Procedure)
+			}
+			return err
+		})
 		if err == nil {
 			return res.Msg, nil
 		}
-		err = c.typed(err, req.Spec().Procedure)
-		if attempt >= c.attempts || !again(err) || errors.As(err, new(outOfReachError)) {
+		if attempt >= c.attempts || !again(err) || restarting(err) || errors.As(err, new(outOfReachError)) {
 			return nil, err
 		}
 		if werr := pause(ctx, attempt); werr != nil {

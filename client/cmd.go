@@ -175,6 +175,10 @@ func (c *Cmd) Detach(ctx context.Context) (*Process, error) {
 }
 
 func (c *Cmd) start(ctx context.Context, detach bool) error {
+	return overRestart(ctx, nil, func() error { return c.startOnce(ctx, detach) })
+}
+
+func (c *Cmd) startOnce(ctx context.Context, detach bool) error {
 	req := &dsecv1.StartRequest{
 		SandboxId: string(c.sandbox.id), Command: c.message(), OpenStdin: c.Stdin != nil && !detach, Detach: detach, Pty: c.PTY.message(),
 	}

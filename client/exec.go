@@ -26,10 +26,20 @@ const listTimeout = 10 * time.Second
 const numberTries = 10
 
 // exec runs the command in one round trip.
-func (c *Cmd) exec(ctx context.Context) ([]byte, dsec.Outcome, error) {
+func (c *Cmd) exec(ctx context.Context) (out []byte, o dsec.Outcome, err error) {
+	run := c.execTagged
 	if c.ActionID != "" {
-		return c.execOnce(ctx)
+		run = c.execOnce
 	}
+	err = overRestart(ctx, nil, func() error {
+		out, o, err = run(ctx)
+		return err
+	})
+	return out, o, err
+}
+
+// execTagged runs the command by a tag of its own.
+func (c *Cmd) execTagged(ctx context.Context) ([]byte, dsec.Outcome, error) {
 	tag := c.sandbox.c.tag()
 	number := make(chan uint64, 1)
 	ask, answered := context.WithCancel(ctx)
@@ -61,7 +71,7 @@ func (c *Cmd) execOnce(ctx context.Context) ([]byte, dsec.Outcome, error) {
 			return c.answer(res.Msg)
 		}
 		err = c.sandbox.c.typed(err, dsecv1connect.ProcessServiceExecProcedure)
-		if attempt >= c.sandbox.c.attempts || !dsec.Retryable(err) && !brokeOff(err) || pause(ctx, attempt) != nil {
+		if attempt >= c.sandbox.c.attempts || restarting(err) || !dsec.Retryable(err) && !brokeOff(err) || pause(ctx, attempt) != nil {
 			return nil, dsec.Outcome{}, err
 		}
 	}

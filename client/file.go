@@ -117,10 +117,8 @@ func (s *Sandbox) Remove(ctx context.Context, path string, recursive bool) error
 // Read copies a regular file to w, from offset on, length bytes or to the end
 // where length is 0.
 func (s *Sandbox) Read(ctx context.Context, path string, offset, length int64, w io.Writer) (int64, error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	stream, err := s.c.file.Read(ctx, connect.NewRequest(&dsecv1.ReadRequest{SandboxId: string(s.id), Path: pathOf(path), Offset: offset, Length: length}))
-	return s.c.receive(stream, err, w, dsecv1connect.FileServiceReadProcedure)
+	req := &dsecv1.ReadRequest{SandboxId: string(s.id), Path: pathOf(path), Offset: offset, Length: length}
+	return receive(ctx, s.c, s.c.file.Read, req, w, dsecv1connect.FileServiceReadProcedure)
 }
 
 // MaxReadFile is how many bytes ReadFile takes into memory. A file may say that
@@ -148,28 +146,36 @@ func (s *Sandbox) ReadFile(ctx context.Context, path string) ([]byte, error) {
 
 // Download copies a tar of a file or a directory to w.
 func (s *Sandbox) Download(ctx context.Context, path string, w io.Writer) (int64, error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	stream, err := s.c.file.Download(ctx, connect.NewRequest(&dsecv1.DownloadRequest{SandboxId: string(s.id), Path: pathOf(path)}))
-	return s.c.receive(stream, err, w, dsecv1connect.FileServiceDownloadProcedure)
+	req := &dsecv1.DownloadRequest{SandboxId: string(s.id), Path: pathOf(path)}
+	return receive(ctx, s.c, s.c.file.Download, req, w, dsecv1connect.FileServiceDownloadProcedure)
 }
 
-func (c *Client) receive(stream *connect.ServerStreamForClient[dsecv1.FileChunk], err error, w io.Writer, procedure string) (n int64, _ error) {
-	if err != nil {
-		return 0, c.typed(err, procedure)
-	}
-	defer func() { _ = stream.Close() }()
-	for stream.Receive() {
-		m, err := w.Write(stream.Msg().Data)
-		n += int64(m)
+// receive copies what a call answers with to w, and counts it.
+func receive[Req any](
+	ctx context.Context, c *Client, call func(context.Context, *connect.Request[Req]) (*connect.ServerStreamForClient[dsecv1.FileChunk], error), msg *Req, w io.Writer, procedure string,
+) (n int64, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	nothing := func() bool { return n == 0 }
+	err = overRestart(ctx, nothing, func() error {
+		stream, err := call(ctx, connect.NewRequest(msg))
 		if err != nil {
-			return n, err
+			return c.typed(err, procedure)
 		}
-	}
-	if err := stream.Err(); err != nil {
-		return n, c.typed(err, procedure)
-	}
-	return n, nil
+		defer func() { _ = stream.Close() }()
+		for stream.Receive() {
+			m, err := w.Write(stream.Msg().Data)
+			n += int64(m)
+			if err != nil {
+				return err
+			}
+		}
+		if err := stream.Err(); err != nil {
+			return c.typed(err, procedure)
+		}
+		return nil
+	})
+	return n, err
 }
 
 // WriteOptions say how a file is written.
@@ -184,13 +190,10 @@ type WriteOptions struct {
 // Write replaces the file at path by what r holds, atomically: until r has
 // ended without an error the old one stays. Missing parents are made.
 func (s *Sandbox) Write(ctx context.Context, path string, r io.Reader, o WriteOptions) (int64, error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	stream := s.c.file.Write(ctx)
 	open := &dsecv1.WriteRequest{Message: &dsecv1.WriteRequest_Open{Open: &dsecv1.WriteOpen{
 		SandboxId: string(s.id), Path: pathOf(path), Mode: unixMode(o.Mode), User: o.User, Append: o.Append,
 	}}}
-	res, err := send(ctx, s.c, cancel, stream, open, r, "data", func(b []byte) *dsecv1.WriteRequest {
+	res, err := send(ctx, s.c, s.c.file.Write, open, r, "data", func(b []byte) *dsecv1.WriteRequest {
 		return &dsecv1.WriteRequest{Message: &dsecv1.WriteRequest_Data{Data: b}}
 	})
 	if err != nil {
@@ -212,11 +215,8 @@ type Uploaded struct{ Entries, Bytes int64 }
 // user owns all entries; empty is as in the tar. What was unpacked before an error
 // stays, as with tar: for all or nothing, upload to a new directory and Rename it.
 func (s *Sandbox) Upload(ctx context.Context, path string, tar io.Reader, user string) (Uploaded, error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	stream := s.c.file.Upload(ctx)
 	open := &dsecv1.UploadRequest{Message: &dsecv1.UploadRequest_Open{Open: &dsecv1.UploadOpen{SandboxId: string(s.id), Path: pathOf(path), User: user}}}
-	res, err := send(ctx, s.c, cancel, stream, open, tar, "tar", func(b []byte) *dsecv1.UploadRequest {
+	res, err := send(ctx, s.c, s.c.file.Upload, open, tar, "tar", func(b []byte) *dsecv1.UploadRequest {
 		return &dsecv1.UploadRequest{Message: &dsecv1.UploadRequest_Data{Data: b}}
 	})
 	if err != nil {
@@ -227,11 +227,15 @@ func (s *Sandbox) Upload(ctx context.Context, path string, tar io.Reader, user s
 
 // send streams open and then r in chunks. A reader that fails cancels the
 // call, so that a part never looks like the whole. Errors name r as the caller's
-// caller does.
+// caller does. Where r is an io.Seeker it goes on over a restart of the server, as
+// calls do.
 func send[Req, Res any](
-	ctx context.Context, c *Client, cancel context.CancelFunc, stream *connect.ClientStreamForClient[Req, Res], open *Req, r io.Reader, name string, data func([]byte) *Req,
-) (*Res, error) {
-	res, err := sendAll(ctx, c, cancel, stream, open, r, data)
+	ctx context.Context, c *Client, call func(context.Context) *connect.ClientStreamForClient[Req, Res], open *Req, r io.Reader, name string, data func([]byte) *Req,
+) (res *Res, err error) {
+	err = overRestart(ctx, rewinder(r), func() error {
+		res, err = sendAll(ctx, c, call, open, r, data)
+		return err
+	})
 	if de, ok := errors.AsType[*dsec.Error](err); ok {
 		// What carries it is of no interest to who called with an argument.
 		if de.Field = strings.TrimPrefix(de.Field, "open."); de.Field == "data" {
@@ -242,8 +246,11 @@ func send[Req, Res any](
 }
 
 func sendAll[Req, Res any](
-	ctx context.Context, c *Client, cancel context.CancelFunc, stream *connect.ClientStreamForClient[Req, Res], open *Req, r io.Reader, data func([]byte) *Req,
+	ctx context.Context, c *Client, call func(context.Context) *connect.ClientStreamForClient[Req, Res], open *Req, r io.Reader, data func([]byte) *Req,
 ) (*Res, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream := call(ctx)
 	procedure := stream.Spec().Procedure
 	err := stream.Send(open)
 	buf := make([]byte, chunk)

@@ -71,27 +71,31 @@ func (n *Session) ID() string { return n.id }
 // not known: the error's code is outcome_unknown, and the next command runs after
 // it. Canceling ctx interrupts the command, as Interrupt does, or takes it out of
 // those that wait for their turn; the session keeps its directory, environment and functions.
-func (n *Session) Run(ctx context.Context, command string, timeout time.Duration, stdout, stderr io.Writer) (dsec.Outcome, error) {
+func (n *Session) Run(ctx context.Context, command string, timeout time.Duration, stdout, stderr io.Writer) (o dsec.Outcome, err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if err := ctx.Err(); err != nil {
 		return dsec.Outcome{}, err
 	}
-	for {
-		reused := n.stream != nil
-		o, accepted, err := n.runOn(ctx, command, timeout, stdout, stderr)
-		if err == nil {
-			return o, nil
+	accepted := false
+	err = overRestart(ctx, func() bool { return !accepted }, func() error {
+		for {
+			reused := n.stream != nil
+			if o, accepted, err = n.runOn(ctx, command, timeout, stdout, stderr); err == nil {
+				return nil
+			}
+			n.drop()
+			if cerr := ctx.Err(); cerr != nil {
+				o = dsec.Outcome{}
+				return cerr
+			}
+			if !reused || accepted {
+				return err
+			}
+			// The server has ended the stream since the last command, as by a restart.
 		}
-		n.drop()
-		if cerr := ctx.Err(); cerr != nil {
-			return dsec.Outcome{}, cerr
-		}
-		if !reused || accepted {
-			return o, err
-		}
-		// The server has ended the stream since the last command, as by a restart.
-	}
+	})
+	return o, err
 }
 
 // runOn runs a command on the session's stream, or on a new one. accepted is false

@@ -78,13 +78,17 @@ func (c *Client) DeleteWebhook(ctx context.Context, id string) error {
 // WebhookTolerance is how far the clocks of a server and of a receiver may be apart.
 const WebhookTolerance = 5 * time.Minute
 
+// Bytes of a secret, as Standard Webhooks have it.
+const minSecret, maxSecret = 24, 64
+
 // VerifyWebhook checks that a delivery was signed with the secret, and lately. Its error has code
-// denied. The header Webhook-Id is the same each time that an event is delivered.
+// denied, or invalid where the secret is none. The header Webhook-Id is the same each time that an event is delivered.
 func VerifyWebhook(secret string, header http.Header, body []byte) error {
 	denied := func(why string, a ...any) error { return dsec.Errorf(dsec.CodeDenied, "the webhook's "+why, a...) }
 	key, err := base64.StdEncoding.DecodeString(strings.TrimPrefix(secret, "whsec_"))
-	if err != nil {
-		return dsec.Invalid("secret", "want whsec_ and base64")
+	if err != nil || len(key) < minSecret || len(key) > maxSecret {
+		// With an empty one anybody could sign.
+		return dsec.Invalid("secret", "want whsec_ and base64 of %d to %d bytes", minSecret, maxSecret)
 	}
 	id, stamp := header.Get("Webhook-Id"), header.Get("Webhook-Timestamp")
 	seconds, err := strconv.ParseInt(stamp, 10, 64)

@@ -28,7 +28,7 @@ var connectCodes = func() map[dsec.Code]connect.Code {
 
 // Detail is the ErrorDetail of e.
 func Detail(e *dsec.Error) *dsecv1.ErrorDetail {
-	return &dsecv1.ErrorDetail{Code: string(e.Code), Field: e.Field, Retryable: dsec.Codes[e.Code].Retry, MovedTo: string(e.MovedTo)}
+	return &dsecv1.ErrorDetail{Code: string(e.Code), Field: e.Field, Retryable: dsec.Codes[e.Code].Retry, MovedTo: string(e.MovedTo), Restarting: e.Restarting}
 }
 
 // Encode turns any error into what may leave the process: a *dsec.Error with
@@ -78,7 +78,7 @@ func Decode(err error) (e *dsec.Error, ok bool) {
 // FromDetail makes an Error of a detail and the message beside it. A code of a
 // newer version counts as internal.
 func FromDetail(d *dsecv1.ErrorDetail, message string) *dsec.Error {
-	e := &dsec.Error{Code: dsec.Code(d.GetCode()), Field: d.GetField(), Message: message, MovedTo: dsec.SandboxID(d.GetMovedTo())}
+	e := &dsec.Error{Code: dsec.Code(d.GetCode()), Field: d.GetField(), Message: message, MovedTo: dsec.SandboxID(d.GetMovedTo()), Restarting: d.GetRestarting()}
 	if _, ok := dsec.Codes[e.Code]; !ok {
 		e.Code = dsec.CodeInternal
 	}

@@ -158,7 +158,7 @@ func (s *Server) watchEvents(ctx context.Context, cursor *dsecv1.EventCursor, st
 	return w.run(ctx, &work, known, ready, emit)
 }
 
-var errStopping = dsec.Errorf(dsec.CodeUnavailable, "the server shuts down: go on from the last cursor")
+var errStopping = dsec.Restarting("the server shuts down: go on from the last cursor")
 
 // run passes on what comes, until something ends it.
 func (w *watch) run(ctx context.Context, work *sync.WaitGroup, known map[string]bool, ready chan struct{}, emit func(*dsecv1.Event, *dsecv1.EventCursor) error) error {

@@ -54,7 +54,7 @@ func (s sessionService) RunCommands(ctx context.Context, in *connect.BidiStream[
 		case errors.Is(err, io.EOF):
 			return nil
 		case err != nil && s.s.stopping.Err() != nil:
-			return dsec.Errorf(dsec.CodeUnavailable, "the server stops; the session goes on")
+			return dsec.Restarting("the server stops; the session goes on")
 		case err != nil:
 			return gone(err)
 		}

@@ -130,7 +130,7 @@ func (c *call) fail(err error) error {
 	}
 	if c.ctx.Err() != nil {
 		if c.closing() {
-			return dsec.Errorf(dsec.CodeOutcomeUnknown, "the edge was restarted in mid-call")
+			return &dsec.Error{Code: dsec.CodeOutcomeUnknown, Message: "the edge was restarted in mid-call", Restarting: true}
 		}
 		return context.Cause(c.ctx)
 	}

@@ -80,7 +80,7 @@ type Edge struct {
 type requestKey struct{ project, id string }
 
 // errClosing is the cause of calls that Close ended.
-var errClosing = dsec.Errorf(dsec.CodeUnavailable, "the edge restarts; commands go on: attach again")
+var errClosing = dsec.Restarting("the edge restarts; commands go on: attach again")
 
 // New makes an edge on cfg.StateDir and opens its journal. It refuses every
 // request before Recover.
@@ -199,8 +199,8 @@ func (e *Edge) beginEnd() error {
 }
 
 var (
-	errStarting = dsec.Errorf(dsec.CodeUnavailable, "the edge starts up")
-	errDraining = dsec.Errorf(dsec.CodeUnavailable, "the edge shuts down")
+	errStarting = dsec.Restarting("the edge starts up")
+	errDraining = dsec.Restarting("the edge shuts down")
 )
 
 func (e *Edge) end() {

@@ -59,6 +59,8 @@ func Pick(view []Node, kind dsec.Kind, rng *rand.Rand) ([]dsec.EdgeID, error) {
 		}
 	}
 	switch {
+	case ready == 0 && slices.ContainsFunc(view, func(n Node) bool { return n.Draining }):
+		return nil, dsec.Restarting("no node is ready: one is being restarted")
 	case ready == 0:
 		return nil, dsec.Errorf(dsec.CodeUnavailable, "no node is ready")
 	case offer == 0:

@@ -1,6 +1,7 @@
 package placement
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -33,6 +34,13 @@ func TestPickTellsWhyThereIsNoNode(t *testing.T) {
 	} {
 		if ids, err := Pick(tc.view, tc.kind, rng(1)); err == nil || dsec.CodeOf(err) != tc.want {
 			t.Errorf("%s: %v, %v; want %s", tc.name, ids, err, tc.want)
+		}
+	}
+	// Where the only node is being restarted, who asks waits for it.
+	for name, view := range map[string][]Node{"restarting": {sick, draining}, "": {sick}, "none": nil} {
+		_, err := Pick(view, dsec.KindFake, rng(1))
+		if e, ok := errors.AsType[*dsec.Error](err); !ok || e.Restarting != (name == "restarting") {
+			t.Errorf("%s: %v", name, err)
 		}
 	}
 }

@@ -6,11 +6,22 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from aiohttp import web
-from wire import Wire, answers, end, error, exited, fails, frame, messages, output, serve, started, streams
+from wire import (
+    Wire,
+    answers,
+    end,
+    error,
+    exited,
+    fails,
+    frame,
+    messages,
+    output,
+    started,
+    streams,
+)
 
 import libdsec
 from libdsec import _methods as m
@@ -140,62 +151,6 @@ async def test_server_that_is_not_there(unused_url: str) -> None:
     with pytest.raises(libdsec.UnavailableError, match="cannot reach"):
         await session.run("true")
     await client.close()
-
-
-async def test_server_out_of_reach_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Not as often as the call may be sent.
-    monkeypatch.setattr(_rpc, "_OUT_OF_REACH", 0)
-    async with serve() as wire:
-        wire.on(m.GET, answers(sandbox_pb2.GetResponse(sandbox=types_pb2.Sandbox(id="x", state="running"))))
-        client = libdsec.DSecClient(wire.url, "e2b_00")
-        await client.get("x")
-    transport, tries = client._rpc._pool.get(), 0
-    unary = transport.unary
-
-    async def counted(*args: Any) -> Any:
-        nonlocal tries
-        tries += 1
-        return await unary(*args)
-
-    monkeypatch.setattr(transport, "unary", counted)
-    with pytest.raises(libdsec.UnavailableError):
-        await client.get("x")
-    assert tries <= 2  # with one on the connection that was kept
-    await client.close()
-
-
-async def test_server_out_of_reach_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Every call waits for a server that was there before, whether or not it could be sent twice.
-    refused = asyncio.Event()
-
-    def at_once(_low: float, _high: float) -> float:
-        refused.set()
-        return 0
-
-    monkeypatch.setattr("random.uniform", at_once)
-    ok = answers(sandbox_pb2.GetResponse(sandbox=types_pb2.Sandbox(id="x", state="running")))
-    async with serve() as wire:
-        url = wire.url
-        wire.on(m.GET, ok)
-        client = libdsec.DSecClient(url, "e2b_00", retries=0)
-        await client.get("x")
-    box = sandbox(client)
-    calls = [
-        asyncio.ensure_future(client.get("x")),
-        asyncio.ensure_future(box.files.write("/tmp/x", b"x")),
-        asyncio.ensure_future(box.run_shell("exit 3")),
-    ]
-    await refused.wait()
-    async with serve(int(url.rsplit(":", 1)[1])) as wire:
-        wire.on(m.GET, ok)
-        wire.on(m.WRITE, streams(frame(file_pb2.WriteResponse()), end()))
-        wire.on(m.START, streams(started(1), exited(3), end()))
-        await asyncio.gather(*calls[:2])
-        result = await calls[2]
-        assert isinstance(result, libdsec.ExecResult)
-        assert result.exit_code == 3
-        assert (wire.count(m.WRITE), wire.count(m.START)) == (1, 1)
-        await client.close()
 
 
 def test_which_errors_are_the_platforms() -> None:

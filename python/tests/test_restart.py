@@ -8,7 +8,7 @@ import shutil
 import socket
 import subprocess
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -44,6 +44,12 @@ class Killable:
     def kill(self) -> None:
         self._server.kill()
         self._server.communicate()
+
+    def restart(self) -> None:
+        self._server.terminate()
+        self._server.communicate(timeout=60)
+        assert self._server.returncode == 0
+        self.start()
 
     def stop(self) -> None:
         for process in (self._server, self._edge):
@@ -162,3 +168,49 @@ async def test_command_that_is_cancelled_after_a_restart_is_killed(killable: Kil
             await asyncio.sleep(0.01)
         # By the server, whose caller has gone, or by the SDK, whose stream was not there.
         assert "was killed" in info.fault if info.outcome is None else info.outcome.signal == 9
+
+
+async def test_calls_wait_for_a_server_that_is_restarted(killable: Killable) -> None:
+    # In order, as an upgrade does, while a command runs that holds its end up: what has
+    # numbers does not fail, and is done once; of the rest only what was under way.
+    async with sandbox_on(killable) as sandbox:
+        session = await sandbox.open_session()
+        long = await sandbox.start_shell("sleep 3", detach=True)
+        restarted = asyncio.Event()
+        steps = 0
+
+        async def work() -> None:
+            nonlocal steps
+            with sandbox.trajectory() as trajectory:
+                last = False
+                while not last:
+                    last = restarted.is_set()
+                    steps += 1
+                    await sandbox.run_shell(f"echo {steps} >> /tmp/ran")
+                    await sandbox.files.write("/tmp/written", str(steps))
+                assert trajectory.count == 2 * steps
+
+        async def talk() -> None:
+            last = False
+            while not last:
+                last = restarted.is_set()
+                with suppress(libdsec.OutcomeUnknownError):
+                    await session.run("true")
+
+        async def write() -> None:
+            last = False
+            while not last:
+                last = restarted.is_set()
+                with suppress(libdsec.OutcomeUnknownError):
+                    await sandbox.files.write("/tmp/x", b"x")
+
+        tasks = [asyncio.create_task(f()) for f in (work, talk, write)]
+        waiting = asyncio.create_task(long.wait())
+        await sandbox.run_shell("true")
+        await asyncio.to_thread(killable.restart)
+        restarted.set()
+        await asyncio.gather(*tasks)
+        assert (await waiting).exit_code == 0
+        ran = await sandbox.files.read_text("/tmp/ran")
+        assert ran.split() == [str(i + 1) for i in range(steps)]
+        assert await sandbox.files.read_text("/tmp/written") == str(steps)

@@ -6,7 +6,9 @@ import asyncio
 import gc
 import os
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from server import Server
@@ -117,3 +119,71 @@ async def test_cancelling_reaches_one_client_of_a_session(sandbox: Sandbox) -> N
 async def test_session_that_is_not_there(sandbox: Sandbox) -> None:
     with pytest.raises(libdsec.NotFoundError):
         await sandbox.session("nosuchsession").run("true")
+
+
+@asynccontextmanager
+async def relayed(url: str) -> AsyncIterator[tuple[str, list[str], list[asyncio.StreamWriter]]]:
+    """Stand before a server: its URL, what becomes of each next connection, and all that there are."""
+    target = urlsplit(url)
+    fates: list[str] = []
+    peers: list[asyncio.StreamWriter] = []
+
+    async def pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while data := await reader.read(1 << 16):
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        peers.append(writer)
+        if fates and fates.pop(0) == "lost":
+            await reader.read(1)  # which had been sent before it is clear that nobody is there
+            writer.transport.abort()
+            return
+        there, back = await asyncio.open_connection(target.hostname, target.port)
+        peers.append(back)
+        await asyncio.gather(pipe(reader, back), pipe(there, writer))
+
+    relay = await asyncio.start_server(take, "127.0.0.1", 0)
+    host, port = relay.sockets[0].getsockname()[:2]
+    try:
+        yield f"http://{host}:{port}", fates, peers
+    finally:
+        relay.close()
+        for writer in peers:
+            writer.close()
+
+
+async def test_session_outlives_a_server_that_leaves_its_connection(
+    server: Server, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # One that was killed may leave connections that nobody took: what is sent into them was not done.
+    monkeypatch.setattr("random.uniform", lambda _low, _high: 0)
+    async with relayed(server.url) as (url, fates, _), DSecClient(url, server.key) as client:
+        session = await (await client.attach(sandbox.id)).open_session()
+        fates += ["lost"] * 3
+        assert (await session.run("echo once >> /tmp/ran; cat /tmp/ran")).text == "once\n"
+        assert fates == []
+        await session.close()
+
+
+async def test_sessions_action_is_asked_for_again(server: Server, sandbox: Sandbox) -> None:
+    async with relayed(server.url) as (url, _, peers), DSecClient(url, server.key) as client:
+        box = await client.attach(sandbox.id)
+        session = await box.open_session()
+        broken = 0
+
+        def break_off(_: object) -> None:
+            nonlocal broken
+            if not broken:
+                broken = len(peers)
+                for writer in peers:
+                    writer.transport.abort()
+
+        with box.trajectory():
+            command = "echo once >> /tmp/ran; echo begun; sleep 1; cat /tmp/ran"
+            result = await session.run(command, on_output=break_off)
+        assert result.text == "begun\nonce\n"
+        assert 0 < broken < len(peers)
+        await session.close()

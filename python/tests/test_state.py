@@ -87,13 +87,28 @@ async def test_attach_by_name(server: Server, args: DSecContainerRunArgs) -> Non
         again = await client.attach(job=job, name="a", args=args)
         other = await client.attach(job=job, name="b", args=args)
         assert first.id == again.id != other.id
-        with pytest.raises(libdsec.InvalidError):
-            await client.attach(job=job, name="a")
-        with pytest.raises(libdsec.InvalidError):
-            await client.attach()
+        assert (await client.attach(job=job, name="a")).id == first.id
+        await first.pause()
+        assert (await client.attach(job=job, name="a")).id == first.id
+        assert (await client.get(first.id)).state == "paused"
+        wrong = replace(args, env={"A": "b"})
+        elsewhere = replace(args, job="elsewhere")
+        for field, kind, call in (
+            ("sandbox_id", libdsec.InvalidError, client.attach()),
+            ("name", libdsec.InvalidError, client.attach(job=job)),
+            ("job", libdsec.InvalidError, client.attach(name="a", args=args)),
+            ("args.job", libdsec.InvalidError, client.attach(job=job, name="c", args=elsewhere)),
+            ("name", libdsec.NotFoundError, client.attach(job=job, name="c")),
+            ("args", libdsec.ConflictError, client.attach(job=job, name="a", args=wrong)),
+        ):
+            with pytest.raises(kind) as caught:
+                await call
+            assert caught.value.field == field
         await first.stop()
-        with pytest.raises(libdsec.ConflictError):
-            await client.attach(job=job, name="a", args=args)
+        for call in (client.attach(job=job, name="a", args=args), client.attach(job=job, name="a")):
+            with pytest.raises(libdsec.ConflictError, match=r"'a' of job .* is stopped.*another name") as e:
+                await call
+            assert e.value.field == "name"
         await other.stop()
 
 
@@ -274,6 +289,13 @@ def test_verify_webhook() -> None:
             libdsec.verify_webhook(secret, {**headers, **change}, body)
     with pytest.raises(libdsec.DeniedError):
         libdsec.verify_webhook(secret, headers, body + b" ")
+    for key in (b"", b"\0", b"k" * 23, b"k" * 65):  # with which anybody could sign
+        digest = hmac.new(key, f"id.{stamp}.".encode() + body, hashlib.sha256).digest()
+        forged = {**headers, "Webhook-Signature": "v1," + base64.b64encode(digest).decode()}
+        for secret in (base64.b64encode(key).decode(), "whsec_" + base64.b64encode(key).decode()):
+            with pytest.raises(libdsec.InvalidError) as caught:
+                libdsec.verify_webhook(secret, forged, body)
+            assert caught.value.field == "secret"
 
 
 async def test_trajectory_diverges(server: Server, args: DSecContainerRunArgs) -> None:

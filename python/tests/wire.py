@@ -83,9 +83,15 @@ def end(error: object = None) -> bytes:
 
 
 def error(
-    connect: str, code: str, message: str, *, field: str = "", retryable: bool = False
+    connect: str,
+    code: str,
+    message: str,
+    *,
+    field: str = "",
+    retryable: bool = False,
+    restarting: bool = False,
 ) -> dict[str, object]:
-    detail = types_pb2.ErrorDetail(code=code, field=field, retryable=retryable)
+    detail = types_pb2.ErrorDetail(code=code, field=field, retryable=retryable, restarting=restarting)
     return {
         "code": connect,
         "message": message,

@@ -650,7 +650,10 @@ type ErrorDetail struct {
 	// True where the request was provably not accepted.
 	Retryable bool `protobuf:"varint,3,opt,name=retryable,proto3" json:"retryable,omitempty"`
 	// ID of the sandbox that has taken the place of the one that was named.
-	MovedTo       string `protobuf:"bytes,4,opt,name=moved_to,json=movedTo,proto3" json:"moved_to,omitempty"`
+	MovedTo string `protobuf:"bytes,4,opt,name=moved_to,json=movedTo,proto3" json:"moved_to,omitempty"`
+	// True where the server, or the node, is being restarted. Where it is unavailable for
+	// that, the request was not accepted: any may be made again in a moment.
+	Restarting    bool `protobuf:"varint,5,opt,name=restarting,proto3" json:"restarting,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -711,6 +714,13 @@ func (x *ErrorDetail) GetMovedTo() string {
 		return x.MovedTo
 	}
 	return ""
+}
+
+func (x *ErrorDetail) GetRestarting() bool {
+	if x != nil {
+		return x.Restarting
+	}
+	return false
 }
 
 var File_dsec_v1_types_proto protoreflect.FileDescriptor
@@ -786,12 +796,15 @@ const file_dsec_v1_types_proto_rawDesc = "" +
 	"\x03cpu\x18\t \x01(\v2\x19.google.protobuf.DurationR\x03cpu\x12\"\n" +
 	"\rmax_rss_bytes\x18\n" +
 	" \x01(\x03R\vmaxRssBytesB\x05\n" +
-	"\x03end\"p\n" +
+	"\x03end\"\x90\x01\n" +
 	"\vErrorDetail\x12\x12\n" +
 	"\x04code\x18\x01 \x01(\tR\x04code\x12\x14\n" +
 	"\x05field\x18\x02 \x01(\tR\x05field\x12\x1c\n" +
 	"\tretryable\x18\x03 \x01(\bR\tretryable\x12\x19\n" +
-	"\bmoved_to\x18\x04 \x01(\tR\amovedToB/Z-github.com/opendsec/dsec/proto/dsec/v1;dsecv1b\x06proto3"
+	"\bmoved_to\x18\x04 \x01(\tR\amovedTo\x12\x1e\n" +
+	"\n" +
+	"restarting\x18\x05 \x01(\bR\n" +
+	"restartingB/Z-github.com/opendsec/dsec/proto/dsec/v1;dsecv1b\x06proto3"
 
 var (
 	file_dsec_v1_types_proto_rawDescOnce sync.Once

@@ -17,7 +17,7 @@ from libdsec import _config, _connect, _events
 from libdsec import _convert as c
 from libdsec import _methods as m
 from libdsec._admin import Collected, Key, NewKey
-from libdsec._errors import ConflictError, DSecError, InternalError, InvalidError
+from libdsec._errors import ConflictError, DSecError, InternalError, InvalidError, NotFoundError
 from libdsec._events import Event, event_filter
 from libdsec._job import Job
 from libdsec._jobtypes import JobInfo, ReplayResult
@@ -29,6 +29,8 @@ from libdsec._types import DSecContainerRunArgs, SandboxInfo
 from libdsec._webhooks import WebhookCalls
 
 _PAGE = 1000
+# Of sandboxes, those that have ended included.
+_STATES = ("pending", "starting", "running", "paused", "stopping", "stopped", "failed", "lost")
 
 
 class DSecClient(LayerCalls, WebhookCalls):
@@ -169,12 +171,13 @@ class DSecClient(LayerCalls, WebhookCalls):
             sandbox_id: Of the sandbox.
             job: In place of it: the job that the sandbox belongs to.
             name: Tells the sandboxes of a job apart.
-            args: What to make where it is not there; the same at each call.
+            args: What to make where it is not there; the same at each call. None: nothing.
             timeout: Seconds that making it may take.
 
         Raises:
-            NotFoundError: There is none of that ID.
-            ConflictError: It has ended; or it is there, made with other args.
+            NotFoundError: There is none of that ID; or of that name, and there are no args.
+            ConflictError: It has ended, and another is made under another name only (field
+                `name`); or it is there, made with other args (field `args`).
         """
         if not sandbox_id:
             return await self._attach_named(job, name, args, timeout)
@@ -188,13 +191,38 @@ class DSecClient(LayerCalls, WebhookCalls):
     async def _attach_named(
         self, job: str, name: str, args: DSecContainerRunArgs | None, timeout: float | None
     ) -> Sandbox:
-        if not job or not name or args is None:
-            raise InvalidError("want it, or job, name and args in its place", field="sandbox_id")
+        if not job or not name:
+            missing = "job" if name else "name" if job else "sandbox_id"
+            raise InvalidError("want the ID of a sandbox, or job and name in its place", field=missing)
+        what = f"the sandbox {name!r} of job {job!r}"
+        if args is None:
+            return await self._find_named(job, name, what)
+        if args.job not in ("", job):
+            raise InvalidError(f"want {job!r}, as job says, or none, got {args.job!r}", field="args.job")
         digest = hashlib.sha256(f"{job}\0{name}".encode()).hexdigest()
         labels = {**args.labels, "name": name}
         args = replace(args, job=c.text(job, "job"), labels=labels)
-        sandbox = await self.run_container(args, timeout=timeout, request_id=f"attach-{digest}")
-        return await self.attach(sandbox.id)
+        try:
+            sandbox = await self.run_container(args, timeout=timeout, request_id=f"attach-{digest}")
+        except ConflictError as e:
+            if e.field != "request_id":
+                raise
+            raise ConflictError(f"{what} was made with other args", field="args") from None
+        return self._going_on(await self.get(sandbox.id), what)
+
+    async def _find_named(self, job: str, name: str, what: str) -> Sandbox:
+        found = [i async for i in self.list(job=job, labels={"name": name}, states=_STATES)]
+        # Where it was migrated the one that took its place goes on.
+        found.sort(key=lambda i: (i.ended, -i.created.timestamp()))
+        if not found:
+            raise NotFoundError(f"{what} is not there, and there are no args to make it of", field="name")
+        return self._going_on(found[0], what)
+
+    def _going_on(self, info: SandboxInfo, what: str) -> Sandbox:
+        if info.ended:
+            reason = f"{what} is {info.state}: {info.reason}; another one takes another name"
+            raise ConflictError(reason, field="name")
+        return Sandbox(self._rpc, info.id)
 
     async def replay(
         self,

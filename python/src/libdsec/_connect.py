@@ -67,11 +67,13 @@ class Action:
     Attributes:
         id: The name.
         replayed: Whether the answer is that of an earlier call.
+        give_back: Called where the call ended without an answer.
     """
 
-    def __init__(self, action_id: str, note: Callable[[], None]) -> None:
+    def __init__(self, action_id: str, note: Callable[[], None], give_back: Callable[[], None]) -> None:
         self.id = action_id
         self.replayed = False
+        self.give_back = give_back
         self._note = note
 
     def answered(self, replayed: bool) -> None:
@@ -242,7 +244,9 @@ def error_of(detail: types_pb2.ErrorDetail, message: str) -> DSecError:
     kind = ERRORS.get(detail.code, OutcomeUnknownError)
     if detail.field:
         message = message.removeprefix(f"{detail.field}: ")  # str(error) puts it in front again
-    return kind(message, field=detail.field, retryable=detail.retryable)
+    error = kind(message, field=detail.field, retryable=detail.retryable)
+    error.restarting = detail.restarting
+    return error
 
 
 class FrameReader(Generic[Resp]):

@@ -30,6 +30,9 @@ class DSecError(Exception):
     link_broke = False
     # No connection was made, so nothing of the request was sent.
     unreached = False
+    # The server said that it, or the node, is being restarted. Where it is unavailable it has
+    # not accepted the call.
+    restarting = False
 
     def __init__(self, message: str, *, field: str = "", retryable: bool = False) -> None:
         super().__init__(message)

@@ -82,7 +82,7 @@ async def events(
     until = time.monotonic() + _GO_ON_FOR
     while True:
         try:
-            stream = await rpc.server_stream(m.WATCH_EVENTS, request)
+            stream = await rpc.server_stream(m.WATCH_EVENTS, request, first=False)
             try:
                 while (message := await stream.receive()) is not None:
                     until = time.monotonic() + _GO_ON_FOR

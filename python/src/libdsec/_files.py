@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import stat
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -20,7 +22,7 @@ from libdsec._errors import InvalidError, NotFoundError
 from libdsec._http import ServerStream
 from libdsec._proto.dsec.v1 import file_pb2
 from libdsec._rpc import Rpc
-from libdsec._source import Source, chunks
+from libdsec._source import Source, chunks, is_data
 from libdsec._types import Entry
 
 _PAGE = 1000
@@ -210,14 +212,18 @@ class Files:
             user=c.text(user, "user"),
             append=append,
         )
+        return await self._write(target, partial(chunks, data, "data"), again=is_data(data))
 
+    async def _write(
+        self, target: file_pb2.WriteOpen, pieces: Callable[[], AsyncGenerator[bytes, None]], *, again: bool
+    ) -> int:
         async def messages() -> AsyncGenerator[file_pb2.WriteRequest, None]:
             yield file_pb2.WriteRequest(open=target)
-            async for piece in chunks(data, "data"):
-                yield file_pb2.WriteRequest(data=piece)
+            async with aclosing(pieces()) as data:
+                async for piece in data:
+                    yield file_pb2.WriteRequest(data=piece)
 
-        async with aclosing(messages()) as stream:
-            return (await self._rpc.client_stream(m.WRITE, stream, sandbox_id=self._sandbox_id)).size
+        return (await self._rpc.client_stream(m.WRITE, target, messages, again=again)).size
 
     async def upload(self, local: StrPath, remote: StrPath, *, user: str = "") -> None:
         """Copy a local file to the file remote, or what is below a local directory to below remote.
@@ -231,12 +237,16 @@ class Files:
             user: Owner of everything; empty is the sandbox's user for a file,
                 and the numbers that the local files have for a directory.
         """
-        if not await asyncio.to_thread(_tar.is_dir, local):
-            with await asyncio.to_thread(open, local, "rb") as f:
-                await self.write(remote, f, mode=os.fstat(f.fileno()).st_mode & 0o7777, user=user)
+        mode = (await asyncio.to_thread(os.stat, local)).st_mode
+        if stat.S_ISDIR(mode):
+            tar = partial(produce, partial(_tar.pack, local))
+            await self._upload(self._below(remote, user), tar, again=True)
             return
-        async with aclosing(produce(lambda put: _tar.pack(local, put))) as tar:
-            await self.upload_tar(tar, remote, user=user)
+        target = file_pb2.WriteOpen(
+            sandbox_id=self._sandbox_id, path=c.path(remote), mode=mode & 0o7777, user=c.text(user, "user")
+        )
+        # A pipe gives its content once.
+        await self._write(target, partial(_content, local), again=stat.S_ISREG(mode))
 
     async def upload_tar(self, tar: AsyncIterable[bytes], remote: StrPath, *, user: str = "") -> None:
         """Unpack a tar stream below the directory remote, which is made where missing.
@@ -244,19 +254,24 @@ class Files:
         What was unpacked before an error stays, as with tar: for all or nothing,
         upload to a new directory and `rename` it.
         """
-        target = file_pb2.UploadOpen(
+        await self._upload(self._below(remote, user), partial(chunks, tar, "tar"), again=False)
+
+    def _below(self, remote: StrPath, user: str) -> file_pb2.UploadOpen:
+        return file_pb2.UploadOpen(
             sandbox_id=self._sandbox_id, path=c.path(remote, "remote"), user=c.text(user, "user")
         )
 
+    async def _upload(
+        self, target: file_pb2.UploadOpen, tar: Callable[[], AsyncGenerator[bytes, None]], *, again: bool
+    ) -> None:
         async def messages() -> AsyncGenerator[file_pb2.UploadRequest, None]:
             yield file_pb2.UploadRequest(open=target)
-            async for piece in chunks(tar, "tar"):
-                yield file_pb2.UploadRequest(data=piece)
+            async with aclosing(tar()) as data:
+                async for piece in data:
+                    yield file_pb2.UploadRequest(data=piece)
 
-        async with aclosing(messages()) as stream:
-            await self._rpc.client_stream(
-                m.UPLOAD, stream, {"data": "tar", "path": "remote"}, sandbox_id=self._sandbox_id
-            )
+        names = {"data": "tar", "path": "remote"}
+        await self._rpc.client_stream(m.UPLOAD, target, messages, names, again=again)
 
     async def download(self, remote: StrPath, local: StrPath, *, max_bytes: int = DOWNLOAD_LIMIT) -> None:
         """Copy a file to the local file, or what is below a directory to below the local directory.
@@ -293,6 +308,12 @@ class Files:
         """Open a tar stream of a file, or of what is below a directory."""
         request = file_pb2.DownloadRequest(sandbox_id=self._sandbox_id, path=c.path(remote, "remote"))
         return ByteStream(await self._rpc.server_stream(m.DOWNLOAD, request))
+
+
+async def _content(local: StrPath) -> AsyncGenerator[bytes, None]:
+    with await asyncio.to_thread(open, local, "rb") as f:
+        async for piece in chunks(f, "data"):
+            yield piece
 
 
 def _too_large(what: str, size: int, limit: int, instead: str) -> InvalidError:

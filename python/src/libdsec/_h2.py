@@ -29,6 +29,8 @@ _READ_SIZE = 64 << 10
 # How much may be on its way to us unread; more waits in the server.
 _WINDOW = 1 << 20
 _MAX_ERROR_BODY = 1 << 20
+_FRAME_HEADER = 9
+_GOAWAY = 7
 # Streams leads only weakly to what reads them: a task that nobody else holds may be
 # finalised while it waits.
 _pumps: set[asyncio.Task[None] | None] = set()
@@ -52,6 +54,9 @@ class BidiStream(Generic[Req, Resp]):
         self._headers: dict[str, str] = {}
         self._buffer = bytearray()
         self._unacknowledged = 0
+        self._greeted = False
+        self._leaving = False  # the server is, once this stream has ended
+        self._raw = bytearray()  # of a frame that is not whole
         self._ended = False  # the server sent all it had
         self._failure: DSecError | None = None
         self._changed = asyncio.Event()
@@ -71,15 +76,23 @@ class BidiStream(Generic[Req, Resp]):
         url = urlsplit(base)
         secure = url.scheme == "https"
         port = url.port or (443 if secure else 80)
+
+        async def connect() -> BidiStream[Req, Resp]:
+            reader, writer = await asyncio.open_connection(url.hostname, port, ssl=tls if secure else None)
+            stream = cls(method, reader, writer)
+            try:
+                await stream._greet()
+            except BaseException:
+                stream.close()
+                raise
+            return stream
+
         try:
-            reader, writer = await asyncio.wait_for(
-                asyncio.open_connection(url.hostname, port, ssl=tls if secure else None), connect_timeout
-            )
+            stream = await asyncio.wait_for(connect(), connect_timeout)
         except (OSError, asyncio.TimeoutError) as e:
             error = UnavailableError(f"cannot reach {base}: {str(e) or 'no answer'}", retryable=True)
             error.unreached = True
             raise error from None
-        stream = cls(method, reader, writer)
         pseudo = {
             ":method": "POST",
             ":scheme": url.scheme,
@@ -89,17 +102,30 @@ class BidiStream(Generic[Req, Resp]):
         stream._begin({**pseudo, **{k.lower(): v for k, v in headers.items()}})
         return stream
 
-    def _begin(self, headers: dict[str, str]) -> None:
+    async def _greet(self) -> None:
+        """Open the connection, and wait for the server's part of that.
+
+        A server that dies may leave a connection that it never took: nothing of a call
+        is sent into one.
+        """
         self._h2.initiate_connection()
         self._h2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: _WINDOW, SettingCodes.ENABLE_PUSH: 0})
         # h2 gives back the connection's window by halves only. It is far larger
         # than the stream's, so that the rest of a message never waits for that.
         self._h2.increment_flow_control_window(4 * _WINDOW)
-        self._stream = self._h2.get_next_available_stream_id()
-        self._h2.send_headers(self._stream, list(headers.items()))
         self._flush()
         self._pump = asyncio.create_task(self._receive_bytes())
         _pumps.add(self._pump)
+        await self._until(lambda: self._greeted)
+        if self._failure is not None and self._failure.link_broke:
+            raise ConnectionError(self._failure.message)
+        if self._failure is not None:
+            raise self._failure
+
+    def _begin(self, headers: dict[str, str]) -> None:
+        self._stream = self._h2.get_next_available_stream_id()
+        self._h2.send_headers(self._stream, list(headers.items()))
+        self._flush()
 
     async def send(self, message: Req) -> None:
         """Send a message; waits while the server takes no more.
@@ -162,7 +188,7 @@ class BidiStream(Generic[Req, Resp]):
 
     def usable(self) -> bool:
         """Whether more can be sent, from the running event loop of this process."""
-        return self.here() and not self._over()
+        return self.here() and not self._over() and not self._leaving
 
     def here(self) -> bool:
         """Whether the stream belongs to the running event loop, and was not inherited by a fork."""
@@ -183,11 +209,16 @@ class BidiStream(Generic[Req, Resp]):
         try:
             await self._writer.drain()
         except OSError as e:
-            self._fail(OutcomeUnknownError(f"the connection to the server was lost: {e}"))
+            self._lose(f"the connection to the server was lost: {e}")
 
     def _fail(self, error: DSecError) -> None:
         if self._failure is None:
             self._failure = error
+
+    def _lose(self, reason: str) -> None:
+        error = OutcomeUnknownError(reason)
+        error.link_broke = True
+        self._fail(error)
 
     def _notify(self) -> None:
         self._changed.set()
@@ -224,10 +255,10 @@ class BidiStream(Generic[Req, Resp]):
                 if data:
                     self._take(data)
                 else:
-                    self._fail(OutcomeUnknownError("the server closed the connection"))
+                    self._lose("the server closed the connection")
                 self._notify()
         except OSError as e:
-            self._fail(OutcomeUnknownError(f"the connection to the server was lost: {e}"))
+            self._lose(f"the connection to the server was lost: {e}")
         except h2.exceptions.ProtocolError as e:
             self._fail(InternalError(f"the server broke the HTTP/2 protocol: {e}"))
         finally:
@@ -235,9 +266,36 @@ class BidiStream(Generic[Req, Resp]):
             _pumps.discard(self._pump)
         self._notify()
 
+    def _frames_of(self, data: bytes) -> bytes:
+        """Return the whole frames, without the word that no streams are taken any more.
+
+        A server sends that before it ends, and goes on with those that there are. h2
+        takes nothing from a connection on which it was said.
+        """
+        self._raw += data
+        out, at = bytearray(), 0
+        while len(self._raw) - at >= _FRAME_HEADER:
+            length = int.from_bytes(self._raw[at : at + 3], "big")
+            if length > self._h2.max_inbound_frame_size:  # which h2 refuses
+                out += self._raw[at:]
+                at = len(self._raw)
+                break
+            frame = self._raw[at : at + _FRAME_HEADER + length]
+            if len(frame) < _FRAME_HEADER + length:
+                break
+            at += len(frame)
+            if frame[3] == _GOAWAY and not any(frame[_FRAME_HEADER + 4 : _FRAME_HEADER + 8]):
+                self._leaving = True
+            else:
+                out += frame
+        del self._raw[:at]
+        return bytes(out)
+
     def _take(self, data: bytes) -> None:
-        for event in self._h2.receive_data(data):
-            if isinstance(event, h2.events.ResponseReceived):
+        for event in self._h2.receive_data(self._frames_of(data)):
+            if isinstance(event, h2.events.RemoteSettingsChanged):
+                self._greeted = True
+            elif isinstance(event, h2.events.ResponseReceived):
                 self._headers = {str(k): str(v) for k, v in event.headers or ()}
             elif isinstance(event, h2.events.DataReceived):
                 self._buffer += event.data or b""
@@ -248,7 +306,7 @@ class BidiStream(Generic[Req, Resp]):
             elif isinstance(event, h2.events.StreamReset):
                 # A server that is done may refuse the rest of our side.
                 if not (self._ended and event.error_code == h2.errors.ErrorCodes.NO_ERROR):
-                    self._fail(OutcomeUnknownError("the server cancelled the stream"))
-            elif isinstance(event, h2.events.ConnectionTerminated) and event.error_code:
+                    self._lose("the server cancelled the stream")
+            elif isinstance(event, h2.events.ConnectionTerminated):
                 self._fail(UnavailableError("the server is going away"))
         self._flush()

@@ -82,6 +82,19 @@ class ServerStream(Generic[Resp]):
         self._owner = owner
         self._frames = FrameReader(method.response, self._read)
         self.action = _connect.current_action.get()
+        self._first: list[Resp | None] = []  # what begin has received
+
+    async def begin(self) -> None:
+        """Wait for the first message, or raise what the server ended the stream with in its place.
+
+        Raises:
+            DSecError: As `receive`. The stream is closed then.
+        """
+        try:
+            self._first.append(await self.receive())
+        except BaseException:
+            self.close()
+            raise
 
     async def receive(self) -> Resp | None:
         """Return the next message; None once the server ended the stream in order.
@@ -89,6 +102,8 @@ class ServerStream(Generic[Resp]):
         Raises:
             DSecError: The server ended it with an error, or it broke.
         """
+        if self._first:
+            return self._first.pop()
         try:
             return await self._frames.next()
         except aiohttp.ClientError as e:

@@ -26,7 +26,9 @@ class Job:
 
     `async with` sends heartbeats that keep its lease, until the block ends; the
     job and its sandboxes stay then, for as long as the lease lasts. Where the
-    job ended meanwhile, the end of the block raises `ConflictError`.
+    job ended meanwhile, the end of the block raises `ConflictError`. What blocks the
+    event loop for longer than the lease keeps the heartbeats back: it belongs into a
+    thread (`asyncio.to_thread`).
 
     Attributes:
         name: Names the job within the project.

@@ -7,6 +7,7 @@ import os
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, suppress
+from functools import partial
 
 from libdsec import _checkout, _tar
 from libdsec import _convert as c
@@ -117,8 +118,9 @@ class LayerCalls:
         field: str,
         left_out: list[str],
     ) -> ImportedLayer:
-        async with aclosing(archive) as data, aclosing(_import_messages(target, data)) as stream:
-            response = await self._rpc.client_stream(m.IMPORT_LAYER, stream, {"data": field})
+        async with aclosing(archive) as data:
+            messages = partial(_import_messages, target, data)
+            response = await self._rpc.client_stream(m.IMPORT_LAYER, None, messages, {"data": field})
         return ImportedLayer(layer=c.layer(response.layer), findings=(*response.findings, *left_out))
 
     async def import_image(

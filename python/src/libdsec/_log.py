@@ -35,7 +35,7 @@ async def messages(
     first = c.count(from_seq, "from_seq")
     if follow:
         request = trajectory_pb2.FollowTrajectoryRequest(sandbox_id=sandbox_id, from_seq=first, kinds=wanted)
-        stream = await rpc.server_stream(m.FOLLOW_TRAJECTORY, request)
+        stream = await rpc.server_stream(m.FOLLOW_TRAJECTORY, request, first=False)
         try:
             while (message := await stream.receive()) is not None:
                 if message.HasField("entry"):

@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import random
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
+from functools import partial
 from types import TracebackType
 
 from typing_extensions import Self
 
 from libdsec import _convert as c
 from libdsec import _methods as m
+from libdsec._connect import Action
 from libdsec._errors import (
     ConflictError,
     DSecError,
@@ -24,8 +25,9 @@ from libdsec._errors import (
 from libdsec._http import ServerStream, within
 from libdsec._proto.dsec.v1 import process_pb2
 from libdsec._rpc import Rpc
-from libdsec._source import Source, chunks
+from libdsec._source import Source, chunks, is_data
 from libdsec._text import TextDecoder
+from libdsec._trajectory import unanswered
 from libdsec._types import ExecResult, Gap, Output, StreamName
 
 MAX_FIRST_STDIN = 1 << 20
@@ -98,10 +100,11 @@ class Process:
         from_seq: int = 0,
         stream: ServerStream[process_pb2.ProcessEvent] | None = None,
         owned: bool = False,
-        replayed: bool = False,
+        action: Action | None = None,
     ) -> None:
         self._rpc = rpc
-        self._replayed = replayed
+        self._action = action
+        self._replayed = action is not None and action.replayed
         self._sandbox_id = sandbox_id
         self._stream = stream
         self._owned = owned
@@ -237,8 +240,8 @@ class Process:
 
     async def _send_stdin(self, data: Source, *, eof: bool) -> None:
         self._fed = False
-        async with aclosing(self._stdin_messages(data, eof)) as messages:
-            await self._rpc.client_stream(m.STREAM_STDIN, messages)
+        messages = partial(self._stdin_messages, data, eof)
+        await self._rpc.client_stream(m.STREAM_STDIN, None, messages, again=is_data(data))
         self._fed = True
 
     async def _stdin_messages(
@@ -295,6 +298,8 @@ class Process:
                 await self._rpc.once(m.SIGNAL, self._kill_request())
 
     def _may_go_on(self, error: DSecError) -> OutcomeUnknownError:
+        if self._action is not None:
+            self._action.give_back()
         return OutcomeUnknownError(
             f"process {self.process_id} of sandbox {self._sandbox_id} may go on; sandbox.process"
             f"({self.process_id}, from_seq={self.next_seq}) attaches to it: {error.message}"
@@ -309,6 +314,7 @@ class Process:
                 from_seq=self.next_seq,
                 own=self._owned,
             ),
+            first=False,
         )
 
     async def _read(self, stream: ServerStream[process_pb2.ProcessEvent]) -> Output | Gap | None:
@@ -373,8 +379,9 @@ async def start(rpc: Rpc, request: process_pb2.StartRequest) -> Process:
             event = decode(message)
         if not isinstance(event, process_pb2.Started):
             raise InternalError("the server did not say which process it started")
-    except BaseException:
+    except BaseException as e:
         stream.close()
+        unanswered(stream.action, e)
         raise
     if request.detach:
         stream.close()
@@ -386,5 +393,5 @@ async def start(rpc: Rpc, request: process_pb2.StartRequest) -> Process:
         stream=None if request.detach else stream,
         # What has an action ID goes on without its caller, who may come back.
         owned=not request.detach and stream.action is None,
-        replayed=stream.action is not None and stream.action.replayed,
+        action=stream.action,
     )

@@ -6,9 +6,10 @@ import asyncio
 import json
 import re
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -64,8 +65,8 @@ class _Fixed(Trajectory):
         super().__init__(sandbox_id, "")
         self._action = action
 
-    def _next(self) -> Action:
-        return Action(self._action, self._note)
+    def _next(self, asked: bytes) -> Action:
+        return Action(self._action, self._note, lambda: None)
 
 
 @dataclass
@@ -279,20 +280,22 @@ class Replayer:
         kind, data = step.begun.kind, step.data
         if kind == t.TRAJECTORY_KIND_FILE_WRITE:
             first = file_pb2.WriteRequest(open=request)
-            messages = _parts(first, data, lambda b: file_pb2.WriteRequest(data=b))
-            await self.rpc.client_stream(m.WRITE, messages, sandbox_id=self.fresh)
+            write = partial(_parts, first, data, lambda b: file_pb2.WriteRequest(data=b))
+            await self.rpc.client_stream(m.WRITE, request, write, again=True)
         elif kind == t.TRAJECTORY_KIND_FILE_UPLOAD:
-            tar = _parts(file_pb2.UploadRequest(open=request), data, lambda b: file_pb2.UploadRequest(data=b))
-            await self.rpc.client_stream(m.UPLOAD, tar, sandbox_id=self.fresh)
+            opened = file_pb2.UploadRequest(open=request)
+            tar = partial(_parts, opened, data, lambda b: file_pb2.UploadRequest(data=b))
+            await self.rpc.client_stream(m.UPLOAD, request, tar, again=True)
         elif _streamed(request):
-            stdin = _parts(
+            stdin = partial(
+                _parts,
                 request,
                 data,
                 lambda b: process_pb2.WriteStdinRequest(
                     sandbox_id=self.fresh, process_id=request.process_id, data=b
                 ),
             )
-            await self.rpc.client_stream(_STREAM_STDIN, stdin, sandbox_id=self.fresh)
+            await self.rpc.client_stream(_STREAM_STDIN, request, stdin, again=True)
         elif kind in _UNARY:
             await self.rpc.unary(_UNARY[kind], request)
         else:
@@ -351,7 +354,7 @@ def _streamed(request: Any) -> bool:
     return isinstance(request, process_pb2.WriteStdinRequest) and not request.data and not request.eof
 
 
-async def _parts(first: Any, data: bytes, make: Any) -> AsyncIterator[Any]:
+async def _parts(first: Any, data: bytes, make: Any) -> AsyncGenerator[Any, None]:
     yield first
     for at in range(0, len(data), _CHUNK):
         yield make(data[at : at + _CHUNK])

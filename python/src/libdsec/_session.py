@@ -11,12 +11,12 @@ from typing_extensions import Self
 from libdsec import _convert as c
 from libdsec import _methods as m
 from libdsec._connect import Action, Method
-from libdsec._errors import InvalidError, OutcomeUnknownError
+from libdsec._errors import DSecError, InvalidError, OutcomeUnknownError
 from libdsec._h2 import BidiStream
 from libdsec._process import Collector, decode
 from libdsec._proto.dsec.v1 import process_pb2, session_pb2
 from libdsec._rpc import Rpc
-from libdsec._trajectory import next_action
+from libdsec._trajectory import next_action, unanswered
 from libdsec._types import ExecResult, Gap, Output
 
 _Stream = BidiStream[session_pb2.RunCommandRequest, process_pb2.ProcessEvent]
@@ -57,14 +57,16 @@ class Session:
         Cancelling the task interrupts the command, and the session goes on.
 
         Where the server is restarted the session goes on, too; a command that was
-        under way runs on, and how it ended is not known: `OutcomeUnknownError`.
+        under way runs on, and how it ended is not known: `OutcomeUnknownError`. In a
+        trajectory it is asked for again first.
 
         Args:
             command: Text for the shell.
             timeout: Seconds after which the command's processes are killed;
                 where the shell itself does not come back, the session ends.
             output_limit: Bytes of output after which they are killed; 0 is the server's default.
-            on_output: Called with each piece of output as it comes.
+            on_output: Called with each piece of output as it comes; from the first one
+                again where the command is asked for again.
 
         Raises:
             DSecError: The end of the command did not arrive, so nothing is known about it.
@@ -79,9 +81,10 @@ class Session:
         )
         if timeout is not None:
             request.timeout.CopyFrom(c.duration(timeout, "timeout"))
-        if (action := next_action(self._sandbox_id)) is not None:
+        if (action := next_action(_RUN.path, request)) is not None:
             request.action_id = action.id
-        async with self._turn:
+
+        async def once() -> ExecResult:
             try:
                 if self._stream is not None and not self._stream.usable():
                     # The server has ended it, or it is of another event loop or process.
@@ -89,12 +92,19 @@ class Session:
                     if old.here():
                         old.close()
                 if self._stream is None:
-                    self._stream = await self._rpc.bidi(_RUN)
+                    self._stream = await self._rpc.open(_RUN)
                 return await self._exchange(self._stream, request, on_output, action)
             except BaseException:
                 # What a stream still carries of this command must not be
                 # taken for the next one's.
                 self._drop()
+                raise
+
+        async with self._turn:
+            try:
+                return await self._rpc.retrying(_RUN, action, once)
+            except DSecError as e:
+                unanswered(action, e)
                 raise
 
     async def interrupt(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable
 from typing import IO, Any, TypeGuard
 
 from libdsec._convert import stdin_bytes
@@ -24,7 +24,7 @@ def is_data(source: object) -> TypeGuard[Data]:
     return isinstance(source, (bytes, bytearray, memoryview, str))
 
 
-async def chunks(source: Source, field: str) -> AsyncIterator[bytes]:
+async def chunks(source: Source, field: str) -> AsyncGenerator[bytes, None]:
     """Yield the source's bytes in pieces of at most CHUNK.
 
     Raises:

@@ -19,6 +19,8 @@ from libdsec._proto.dsec.v1 import webhook_pb2
 from libdsec._rpc import Rpc
 
 _PREFIX = "whsec_"
+# Bytes of a secret, as Standard Webhooks have it.
+_MIN_SECRET, _MAX_SECRET = 24, 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,11 +77,17 @@ def verify_webhook(secret: str, headers: Mapping[str, str], body: bytes, *, tole
 
     Raises:
         DeniedError: It was not.
+        InvalidError: The secret is none.
     """
     try:
         key = base64.b64decode(secret.removeprefix(_PREFIX), validate=True)
     except (binascii.Error, ValueError):
-        raise InvalidError("want whsec_ and base64", field="secret") from None
+        key = b""
+    if not _MIN_SECRET <= len(key) <= _MAX_SECRET:
+        # With an empty one anybody could sign.
+        raise InvalidError(
+            f"want {_PREFIX} and base64 of {_MIN_SECRET} to {_MAX_SECRET} bytes", field="secret"
+        )
     lower = {k.lower(): v for k, v in headers.items()}
     event, stamp = lower.get("webhook-id", ""), lower.get("webhook-timestamp", "")
     if not event or not stamp.isascii() or not stamp.isdigit():

@@ -130,13 +130,15 @@ class Outcome(_message.Message):
     def __init__(self, exit_code: _Optional[int] = ..., signal: _Optional[int] = ..., oom: bool = ..., timed_out: bool = ..., output_limit: bool = ..., claimed: bool = ..., started: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., cpu: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_rss_bytes: _Optional[int] = ...) -> None: ...
 
 class ErrorDetail(_message.Message):
-    __slots__ = ("code", "field", "retryable", "moved_to")
+    __slots__ = ("code", "field", "retryable", "moved_to", "restarting")
     CODE_FIELD_NUMBER: _ClassVar[int]
     FIELD_FIELD_NUMBER: _ClassVar[int]
     RETRYABLE_FIELD_NUMBER: _ClassVar[int]
     MOVED_TO_FIELD_NUMBER: _ClassVar[int]
+    RESTARTING_FIELD_NUMBER: _ClassVar[int]
     code: str
     field: str
     retryable: bool
     moved_to: str
-    def __init__(self, code: _Optional[str] = ..., field: _Optional[str] = ..., retryable: bool = ..., moved_to: _Optional[str] = ...) -> None: ...
+    restarting: bool
+    def __init__(self, code: _Optional[str] = ..., field: _Optional[str] = ..., retryable: bool = ..., moved_to: _Optional[str] = ..., restarting: bool = ...) -> None: ...
