@@ -348,6 +348,7 @@ func (c *call) doWrite(kind dsecv1.TrajectoryKind, open proto.Message, what *dse
 		broke = broke || err != nil && err != io.EOF && asError(err) == nil
 		return n, err
 	})))
+	e.Marks = c.marks
 	switch {
 	case err == nil:
 		e.Reason = content()

@@ -79,7 +79,7 @@ func (c *call) pack(pause bool, scrub layer.Scrub, out *dsecv1.PackSandboxRespon
 	e.cfg.Crash("pack.copied")
 	opt := layer.PackOptions{
 		Parents: c.spec.Layers, Config: config, Scrub: scrub,
-		Origin: &layer.Origin{Type: layer.OriginSandbox, Location: string(s.id), Revision: time.Now().UTC().Format(time.RFC3339Nano)},
+		Origin: &layer.Origin{Type: layer.OriginSandbox, Location: string(s.id), Revision: time.Now().UTC().Format(time.RFC3339Nano), Entry: c.begun},
 		Read:   got.GoOn,
 	}
 	meta, report, err := e.buildDiff(c.ctx, got, opt)
@@ -89,6 +89,7 @@ func (c *call) pack(pause bool, scrub layer.Scrub, out *dsecv1.PackSandboxRespon
 	if out.Layer, err = e.layerProto(c.ctx, meta); err != nil {
 		return err
 	}
+	out.Layer.Origin = originProto(opt.Origin) // the layer may have been there, as another's
 	out.Report = reportProto(report, got.Frozen())
 	out.Create, out.PauseToken = e.createLike(s, meta.Digest), s.pauseToken()
 	return nil

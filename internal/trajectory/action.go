@@ -275,7 +275,7 @@ func (a *Action) note(e *dsecv1.TrajectoryEntry) error {
 	}
 	l.reserved -= endRoom // this is what it was for
 	if len(d.record) > endRoom && l.roomFor(int64(len(d.record)), 0) != nil {
-		e.Output, e.Input = withoutEnds(e.Output), withoutEnds(e.Input)
+		e.Output, e.Input, e.Marks = withoutEnds(e.Output), withoutEnds(e.Input), nil
 		h.kept = uint32(e.Output.GetKeptBytes())
 		h.count(e.Input, uint32(e.Input.GetKeptBytes()))
 		d.free()
