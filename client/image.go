@@ -11,18 +11,20 @@ import (
 	"github.com/opendsec/dsec/proto/dsec/v1/dsecv1connect"
 )
 
-// LayerOrigin is where an image or a checkout came from.
+// LayerOrigin is where an image, a checkout or a pack came from.
 type LayerOrigin struct {
-	Type     string `json:"type"`     // registry or git
-	Location string `json:"location"` // the image's reference in full, or the repository's URL
-	Revision string `json:"revision"` // digest of the image's manifest, or the commit
+	Type     string `json:"type"`     // registry, git or sandbox
+	Location string `json:"location"` // the image's reference in full, the repository's URL, or the sandbox's ID
+	Revision string `json:"revision"` // digest of the image's manifest, the commit, or the time
+	// Entry is the one of the sandbox's trajectory with which the pack began.
+	Entry uint64 `json:"entry,omitempty"`
 }
 
 func originOf(m *dsecv1.LayerOrigin) *LayerOrigin {
 	if m == nil {
 		return nil
 	}
-	return &LayerOrigin{Type: m.Type, Location: m.Location, Revision: m.Revision}
+	return &LayerOrigin{Type: m.Type, Location: m.Location, Revision: m.Revision, Entry: m.Entry}
 }
 
 // RegistryCredentials are sent to the registry of the image and to no other host;

@@ -95,7 +95,7 @@ func (s *Sandbox) Replay(ctx context.Context, o ReplayOptions) (*Replay, error) 
 	}
 	r := &replayer{
 		of: s, to: fresh, o: o, plan: p, out: out, steps: make(map[uint64]*step), told: make(chan entryOrError),
-		processes: make(map[uint64]uint64), sessions: make(map[string]string),
+		processes: make(map[uint64]uint64), sessions: make(map[string]string), written: make(map[uint64]*written),
 	}
 	r.context = ctx
 	go r.follow()
@@ -120,6 +120,7 @@ type end struct {
 	code    dsec.Code // of its error
 	message string
 	input   *dsecv1.TrajectoryOutput // without the bytes, unless they are all here
+	marks   []*dsecv1.TrajectoryMark // of input
 	// over: it ended with its sandbox, and by that.
 	over bool
 }
@@ -148,7 +149,7 @@ func (s *Sandbox) plan(ctx context.Context, until uint64) (*plan, error) {
 			begun = e.Seq
 		case e.Phase == dsecv1.TrajectoryPhase_TRAJECTORY_PHASE_ENDED:
 			p.ends[e.BegunSeq] = &end{
-				seq: e.Seq, process: e.ProcessId, code: dsec.Code(e.GetError().GetDetail().GetCode()), message: e.GetError().GetMessage(), input: e.Input,
+				seq: e.Seq, process: e.ProcessId, code: dsec.Code(e.GetError().GetDetail().GetCode()), message: e.GetError().GetMessage(), input: e.Input, marks: e.Marks,
 			}
 		}
 	}
@@ -192,6 +193,8 @@ type replayer struct {
 	// What the original's names are in the fresh sandbox.
 	processes map[uint64]uint64
 	sessions  map[string]string
+	written   map[uint64]*written // by the fresh sandbox's processes
+	before    time.Time           // the time of the entry before
 }
 
 type entryOrError struct {
@@ -239,6 +242,7 @@ func (r *replayer) run() error {
 		if err != nil || r.out.Difference != nil {
 			return err
 		}
+		r.before = e.Time.AsTime()
 	}
 	r.out.Unended += len(r.steps)
 	return nil
@@ -262,12 +266,14 @@ func (r *replayer) begin(e *dsecv1.TrajectoryEntry) error {
 	if err != nil {
 		return err
 	}
+	r.pace(e)
 	r.steps[e.Seq] = st
 	go func() { st.done <- do(r.context) }()
 	if e.Kind == dsecv1.TrajectoryKind_TRAJECTORY_KIND_START {
 		if err := r.await(st, beginTimeout, func() bool { return st.process > 0 || st.ended != nil }); err != nil {
 			return err
 		}
+		r.written[st.process] = st.written
 		if x != nil && x.process > 0 && st.process > 0 {
 			r.processes[x.process] = st.process
 		}

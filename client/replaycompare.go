@@ -29,7 +29,7 @@ func (r *replayer) compare(st *step, e *dsecv1.TrajectoryEntry) (*ReplayDifferen
 		return nil, &dsec.Error{Code: code, Message: fmt.Sprintf("the replay of entry %d: %s", st.begun.Seq, mine.Error.Message)}
 	}
 	switch e.Kind {
-	case dsecv1.TrajectoryKind_TRAJECTORY_KIND_STDIN, dsecv1.TrajectoryKind_TRAJECTORY_KIND_SIGNAL, dsecv1.TrajectoryKind_TRAJECTORY_KIND_SESSION_INTERRUPT:
+	case dsecv1.TrajectoryKind_TRAJECTORY_KIND_STDIN, dsecv1.TrajectoryKind_TRAJECTORY_KIND_SIGNAL, dsecv1.TrajectoryKind_TRAJECTORY_KIND_RESIZE, dsecv1.TrajectoryKind_TRAJECTORY_KIND_SESSION_INTERRUPT:
 		// Whether these come before the end of the command is chance: it shows in what
 		// the command does, if at all.
 		return nil, nil

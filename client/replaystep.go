@@ -29,6 +29,8 @@ type step struct {
 
 	seq     uint64 // of the fresh sandbox's entry with which it began
 	process uint64
+	written *written                // by the command that it starts, or gives input to; nil: by none
+	paced   int64                   // the time of the last mark that its input has come to
 	ended   *dsecv1.TrajectoryEntry // of the fresh sandbox
 	failed  error                   // it was not begun
 	late    bool                    // it took too long
@@ -205,16 +207,11 @@ func (r *replayer) calls(st *step) (func(context.Context) error, error) {
 	case dsecv1.TrajectoryKind_TRAJECTORY_KIND_EXEC:
 		return unaryStep(r, st, c.process.Exec, dsecv1connect.ProcessServiceExecProcedure)
 	case dsecv1.TrajectoryKind_TRAJECTORY_KIND_START:
-		return streamStep(r, st, c.process.Start, dsecv1connect.ProcessServiceStartProcedure, func(ev *dsecv1.ProcessEvent) {
-			if s := ev.GetStarted(); s != nil {
-				select {
-				case st.started <- s.ProcessId:
-				default:
-				}
-			}
-		})
+		return r.start(st)
 	case dsecv1.TrajectoryKind_TRAJECTORY_KIND_SIGNAL:
 		return unaryStep(r, st, c.process.Signal, dsecv1connect.ProcessServiceSignalProcedure)
+	case dsecv1.TrajectoryKind_TRAJECTORY_KIND_RESIZE:
+		return unaryStep(r, st, c.process.Resize, dsecv1connect.ProcessServiceResizeProcedure)
 	case dsecv1.TrajectoryKind_TRAJECTORY_KIND_STDIN:
 		if streams(st) {
 			return r.stdin(st)
@@ -250,20 +247,6 @@ func (r *replayer) calls(st *step) (func(context.Context) error, error) {
 	return nil, dsec.Errorf(dsec.CodeUnsupported, "entry %d is of a kind that this client cannot replay: %s", st.begun.Seq, st.begun.Kind)
 }
 
-// stdin gives a command what was streamed to it, at once. An end of the input is an
-// action of its own.
-func (r *replayer) stdin(st *step) (func(context.Context) error, error) {
-	open, err := parsed[dsecv1.WriteStdinRequest](r, st)
-	if err != nil {
-		return nil, err
-	}
-	return func(ctx context.Context) error {
-		return given(r.to.c, st, r.to.c.process.StreamStdin(ctx), open, func(b []byte) *dsecv1.WriteStdinRequest {
-			return &dsecv1.WriteStdinRequest{SandboxId: open.SandboxId, ProcessId: open.ProcessId, Data: b}
-		})
-	}, nil
-}
-
 // write writes a file.
 func (r *replayer) write(st *step) (func(context.Context) error, error) {
 	m, err := parsed[dsecv1.WriteOpen](r, st)
@@ -273,7 +256,7 @@ func (r *replayer) write(st *step) (func(context.Context) error, error) {
 	open := &dsecv1.WriteRequest{Message: &dsecv1.WriteRequest_Open{Open: m}}
 	return func(ctx context.Context) error {
 		stream := r.to.c.file.Write(ctx)
-		return given(r.to.c, st, stream, open, func(b []byte) *dsecv1.WriteRequest {
+		return given(ctx, r.to.c, st, stream, open, func(b []byte) *dsecv1.WriteRequest {
 			return &dsecv1.WriteRequest{Message: &dsecv1.WriteRequest_Data{Data: b}}
 		})
 	}, nil
@@ -288,18 +271,18 @@ func (r *replayer) upload(st *step) (func(context.Context) error, error) {
 	open := &dsecv1.UploadRequest{Message: &dsecv1.UploadRequest_Open{Open: m}}
 	return func(ctx context.Context) error {
 		stream := r.to.c.file.Upload(ctx)
-		return given(r.to.c, st, stream, open, func(b []byte) *dsecv1.UploadRequest {
+		return given(ctx, r.to.c, st, stream, open, func(b []byte) *dsecv1.UploadRequest {
 			return &dsecv1.UploadRequest{Message: &dsecv1.UploadRequest_Data{Data: b}}
 		})
 	}, nil
 }
 
 // given streams to a call what the original was given.
-func given[Req, Res any](c *Client, st *step, stream *connect.ClientStreamForClient[Req, Res], open *Req, data func([]byte) *Req) error {
+func given[Req, Res any](ctx context.Context, c *Client, st *step, stream *connect.ClientStreamForClient[Req, Res], open *Req, data func([]byte) *Req) error {
 	stream.RequestHeader().Set(actionHeader, st.action)
 	err := stream.Send(open)
 	for rest := st.data; len(rest) > 0 && err == nil; {
-		n := min(chunk, len(rest))
+		n := min(chunk, len(rest), st.upTo(ctx, len(st.data)-len(rest)))
 		err = stream.Send(data(rest[:n]))
 		rest = rest[n:]
 	}

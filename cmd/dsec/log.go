@@ -110,6 +110,9 @@ func entryText(e *dsecv1.TrajectoryEntry) string {
 	if e.State != "" {
 		add("%s", e.State)
 	}
+	if o := e.Origin; o != nil {
+		add("of sandbox %s, packed by its entry %d", o.SandboxId, o.Seq)
+	}
 	if e.Reason != "" {
 		add("%s", e.Reason)
 	}
@@ -147,6 +150,9 @@ func requestText(r *dsecv1.TrajectoryRequest) string {
 	}
 	if r.InputBytes > 0 {
 		words = append(words, units.Bytes(r.InputBytes)+" of input")
+	}
+	if r.Note != "" {
+		words = append(words, r.Note)
 	}
 	return strings.Join(words, " ")
 }

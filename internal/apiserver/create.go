@@ -115,6 +115,9 @@ func (s *Server) resolve(ctx context.Context, path string, req *dsecv1.CreateReq
 			}
 		}
 		out.Layers[i] = t.Digest
+		if i == 0 && t.Origin != nil { // a pack is a base
+			item.Origin = packedFrom(t.message(ref))
+		}
 	}
 	return item, nil
 }

@@ -49,12 +49,14 @@ type tag struct {
 // chain are the layers that the name keeps, lowest first.
 func (t tag) chain() []string { return append(slices.Clone(t.Parents), t.Digest) }
 
-// origin is where an import came from; At, where the root of a registry's image was put.
+// origin is where an import or a pack came from; At, where the root of a registry's image
+// was put, and Entry, that of the packed sandbox's trajectory with which the pack began.
 type origin struct {
 	Type     string `json:"type"`
 	Location string `json:"location"`
 	Revision string `json:"revision"`
 	At       string `json:"at,omitempty"`
+	Entry    uint64 `json:"entry,omitempty"`
 }
 
 // layerNames is the index of names. A name belongs to one project; a layer is
@@ -259,7 +261,7 @@ func tagOf(l *dsecv1.Layer, findings []string) (tag, error) {
 	c := l.GetConfig()
 	var from *origin
 	if o := l.Origin; o != nil {
-		from = &origin{Type: o.Type, Location: o.Location, Revision: o.Revision}
+		from = &origin{Type: o.Type, Location: o.Location, Revision: o.Revision, Entry: o.Entry}
 	}
 	return tag{
 		Origin: from,
@@ -270,12 +272,25 @@ func tagOf(l *dsecv1.Layer, findings []string) (tag, error) {
 	}, nil
 }
 
+// originSandbox is the type of what a sandbox has written.
+const originSandbox = "sandbox"
+
+// packedFrom is where a layer comes from, for the trajectories of sandboxes that are made of
+// it; nil where it is no pack.
+func packedFrom(l *dsecv1.Layer) *dsecv1.TrajectoryOrigin {
+	o := l.GetOrigin()
+	if o.GetType() != originSandbox || o.Entry == 0 {
+		return nil
+	}
+	return &dsecv1.TrajectoryOrigin{SandboxId: o.Location, Seq: o.Entry, Layer: l.Digest}
+}
+
 func (t tag) kind() dsec.LayerKind { return dsec.LayerKind(cmp.Or(t.Kind, string(dsec.LayerBase))) }
 
 func (t tag) message(name string) *dsecv1.Layer {
 	var from *dsecv1.LayerOrigin
 	if o := t.Origin; o != nil {
-		from = &dsecv1.LayerOrigin{Type: o.Type, Location: o.Location, Revision: o.Revision}
+		from = &dsecv1.LayerOrigin{Type: o.Type, Location: o.Location, Revision: o.Revision, Entry: o.Entry}
 	}
 	return &dsecv1.Layer{
 		Origin: from,

@@ -65,7 +65,7 @@ func (p snapshotService) Migrate(ctx context.Context, req *connect.Request[dsecv
 		return nil, err
 	}
 	m := &migration{RequestID: "migrate/" + rand.Text(), Project: principal(ctx).Project, From: id, Token: packed.Msg.PauseToken, Began: time.Now().UTC()}
-	made, err := p.s.move(ctx, m, edge, packed.Msg.Create)
+	made, err := p.s.move(ctx, m, edge, &dsecv1.CreateSandboxesItem{Request: packed.Msg.Create, Origin: packedFrom(packed.Msg.Layer)})
 	if err != nil {
 		if running {
 			p.s.resumeAfter(ctx, edge, id)
@@ -77,7 +77,7 @@ func (p snapshotService) Migrate(ctx context.Context, req *connect.Request[dsecv
 
 // move makes the new sandbox and has the old one lead to it. Where that fails there is no
 // new one, or the error is outcome_unknown, and the rest is done later.
-func (s *Server) move(ctx context.Context, m *migration, from *watcher.Edge, create *dsecv1.CreateRequest) (*dsecv1.Sandbox, error) {
+func (s *Server) move(ctx context.Context, m *migration, from *watcher.Edge, create *dsecv1.CreateSandboxesItem) (*dsecv1.Sandbox, error) {
 	made, err := s.createElsewhere(ctx, m, from, create)
 	if err == nil {
 		err = s.redirect(ctx, m, made.Id)
@@ -102,21 +102,21 @@ func (s *Server) move(ctx context.Context, m *migration, from *watcher.Edge, cre
 
 // createElsewhere makes the new sandbox, on another node than the old one's if any takes
 // it. m.At is empty where it is known that there is none.
-func (s *Server) createElsewhere(ctx context.Context, m *migration, from *watcher.Edge, create *dsecv1.CreateRequest) (*dsecv1.Sandbox, error) {
-	list, err := placement.Pick(s.edges.Nodes(), dsec.Kind(create.Backend), newRand())
+func (s *Server) createElsewhere(ctx context.Context, m *migration, from *watcher.Edge, create *dsecv1.CreateSandboxesItem) (*dsecv1.Sandbox, error) {
+	list, err := placement.Pick(s.edges.Nodes(), dsec.Kind(create.Request.Backend), newRand())
 	if err != nil {
 		return nil, err
 	}
 	if last := from.ID(); slices.Contains(list, last) {
 		list = append(slices.DeleteFunc(list, func(id dsec.EdgeID) bool { return id == last }), last)
 	}
-	create.RequestId = m.RequestID
+	create.Request.RequestId = m.RequestID
 	for _, m.At = range list {
 		if _, err := store.Put(ctx, s.layers.store, migrationPrefix+m.RequestID, m); err != nil {
 			m.At = ""
 			return nil, err
 		}
-		r := s.createAt(ctx, m.At, []*dsecv1.CreateSandboxesItem{{Request: create}}, []int{0})[0]
+		r := s.createAt(ctx, m.At, []*dsecv1.CreateSandboxesItem{create}, []int{0})[0]
 		if made := r.GetCreated().GetSandbox(); made != nil {
 			return made, nil
 		}

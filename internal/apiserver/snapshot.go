@@ -111,7 +111,7 @@ func (p snapshotService) Fork(ctx context.Context, req *connect.Request[dsecv1.F
 		if m.RequestId != "" {
 			create.RequestId = fmt.Sprintf("%s/%d", m.RequestId, i)
 		}
-		items[i] = &dsecv1.CreateSandboxesItem{Request: create, BodyDigest: digest}
+		items[i] = &dsecv1.CreateSandboxesItem{Request: create, BodyDigest: digest, Origin: packedFrom(packed.Msg.Layer)}
 	}
 	out := connect.NewResponse(&dsecv1.ForkResponse{
 		Items: p.s.place(ctx, items), Digest: packed.Msg.GetLayer().GetDigest(), Report: packed.Msg.Report,

@@ -47,6 +47,7 @@ type create struct {
 	lifetime   time.Duration
 	requestID  string
 	digest     []byte
+	origin     *dsecv1.TrajectoryOrigin
 	offer      *offer
 	diskGiven  bool // limits.disk_bytes was in the request
 	caller     string
@@ -59,7 +60,7 @@ func (e *Edge) parseCreate(ctx context.Context, project string, item *dsecv1.Cre
 	if req == nil {
 		return nil, dsec.Invalid("request", "want a create request")
 	}
-	c := &create{project: project, requestID: req.RequestId, layerNames: item.LayerNames}
+	c := &create{project: project, requestID: req.RequestId, layerNames: item.LayerNames, origin: item.Origin}
 	c.spec = &dsec.Spec{Kind: dsec.Kind(req.Backend), Layers: req.Layers, Job: req.Job, Labels: req.Labels, User: req.User, Workdir: req.Workdir}
 	if c.spec.Kind == "" {
 		c.spec.Kind = dsec.KindContainer
@@ -91,6 +92,7 @@ func (e *Edge) parseCreate(ctx context.Context, project string, item *dsecv1.Cre
 			c.lifetime, err = lifetime("max_lifetime", req.MaxLifetime, e.cfg.DefaultMaxLifetime)
 			return err
 		},
+		func() error { return checkOrigin(item.Origin) },
 		func() error { return e.layerDefaults(ctx, c) },
 	} {
 		if err := check(); err != nil {
@@ -231,6 +233,20 @@ func checkLabels(labels map[string]string) error {
 
 // maxID is the highest user and group that a sandbox has.
 const maxID = 1<<16 - 1
+
+// checkOrigin keeps an entry of the trajectory to what an origin can be.
+func checkOrigin(o *dsecv1.TrajectoryOrigin) error {
+	if o == nil {
+		return nil
+	}
+	if _, err := dsec.ParseSandboxID(o.SandboxId); err != nil {
+		return at(err, "origin.sandbox_id")
+	}
+	if len(o.Layer) > maxLabel {
+		return dsec.Invalid("origin.layer", "want a digest, got %d bytes", len(o.Layer))
+	}
+	return nil
+}
 
 // checkUser refuses what can be no user of any sandbox. Whether a name is one is
 // known when a command starts: until then one that runs as root may make it.

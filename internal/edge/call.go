@@ -10,6 +10,7 @@ import (
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/backend"
 	"github.com/opendsec/dsec/internal/chronusapi"
+	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
 )
 
 // projectHeader names the project that the apiserver authenticated.
@@ -29,8 +30,10 @@ type call struct {
 	cancel  context.CancelCauseFunc
 	stop    func() bool
 	origin  origin
-	alone   bool // of the edge itself: nobody waits for it
-	files   bool // of FileService
+	alone   bool   // of the edge itself: nobody waits for it
+	files   bool   // of FileService
+	begun   uint64 // the entry with which what do is at began
+	marks   []*dsecv1.TrajectoryMark
 }
 
 // enter starts a call, which end must end.

@@ -131,7 +131,7 @@ func originProto(o *layer.Origin) *dsecv1.LayerOrigin {
 	if o == nil {
 		return nil
 	}
-	return &dsecv1.LayerOrigin{Type: o.Type, Location: o.Location, Revision: o.Revision}
+	return &dsecv1.LayerOrigin{Type: o.Type, Location: o.Location, Revision: o.Revision, Entry: o.Entry}
 }
 
 // toText makes bytes of a sandbox fit a field that must be UTF-8.

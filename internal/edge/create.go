@@ -72,7 +72,7 @@ func (e *Edge) claim(c *create) (s *sandbox, mine bool, err error) {
 	now := e.clock()
 	s = &sandbox{
 		id: dsec.NewSandboxID(e.id), project: c.project, spec: c.spec, layerNames: c.layerNames,
-		requestID: c.requestID, digest: c.digest, created: time.Now().UTC(), offer: c.offer,
+		requestID: c.requestID, digest: c.digest, created: time.Now().UTC(), offer: c.offer, origin: c.origin,
 		state: dsec.StatePending, idle: c.idle, active: now,
 	}
 	if c.lifetime > 0 {

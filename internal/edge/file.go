@@ -323,17 +323,15 @@ func (c *call) doWrite(kind dsecv1.TrajectoryKind, open proto.Message, what *dse
 	if err != nil {
 		return err
 	}
-	sum := sha256.New()
-	data := io.TeeReader(in, sum)
-	content := func() string { return fmt.Sprintf("sha256:%x", sum.Sum(nil)) }
 	if earlier != nil {
 		if err := errorOf(earlier.Ended); err != nil {
 			return err
 		}
-		if _, err := io.Copy(io.Discard, data); err != nil {
+		sum := sha256.New()
+		if _, err := io.Copy(sum, in); err != nil {
 			return err
 		}
-		if got := content(); got != earlier.Ended.Reason {
+		if got := contentText(sum.Sum(nil)); got != earlier.Ended.Reason {
 			return dsec.Errorf(dsec.CodeDiverged, "action %q wrote other data: entry %d has %s, this one %s", c.origin.action, earlier.Ended.Seq, earlier.Ended.Reason, got)
 		}
 		return proto.Unmarshal(earlier.Ended.Response, out)
@@ -342,15 +340,16 @@ func (c *call) doWrite(kind dsecv1.TrajectoryKind, open proto.Message, what *dse
 	began := time.Now()
 	e, broke, begun := new(dsecv1.TrajectoryEntry), false, false
 	err = c.told(began, f(readerFunc(func(p []byte) (int, error) {
-		n, err := data.Read(p)
+		n, err := in.Read(p)
 		begun = begun || n > 0
 		a.Input(p[:n])
 		broke = broke || err != nil && err != io.EOF && asError(err) == nil
 		return n, err
 	})))
+	e.Marks = c.marks
 	switch {
 	case err == nil:
-		e.Reason = content()
+		e.Reason = contentText(a.InputDigest())
 		e.Response, err = proto.Marshal(out)
 	case broke && whole && c.origin.action != "":
 		err = &dsec.Error{Code: dsec.CodeUnavailable, Message: "the data broke off, and nothing was written", Err: err}
@@ -359,6 +358,8 @@ func (c *call) doWrite(kind dsecv1.TrajectoryKind, open proto.Message, what *dse
 	}
 	return c.finish(a, e, err)
 }
+
+func contentText(digest []byte) string { return fmt.Sprintf("sha256:%x", digest) }
 
 // inPart is err of what was done in part, perhaps, in place of one that says that nothing
 // was.

@@ -3,6 +3,7 @@ package edge
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"io"
 	"time"
 
@@ -81,8 +82,9 @@ func (p processService) ListProcesses(ctx context.Context, req *connect.Request[
 func (p processService) Signal(ctx context.Context, req *connect.Request[dsecv1.SignalRequest]) (*connect.Response[dsecv1.SignalResponse], error) {
 	m := req.Msg
 	out := new(dsecv1.SignalResponse)
-	what := &dsecv1.TrajectoryRequest{ProcessId: m.ProcessId, Signal: m.Signal}
 	err := p.e.with(ctx, req.Header(), m.SandboxId, func(c *call) error {
+		what := c.toProcess(m.ProcessId)
+		what.Signal = m.Signal
 		return c.do(dsecv1.TrajectoryKind_TRAJECTORY_KIND_SIGNAL, m, what, out, func() error {
 			return ofProcess(c.client.Signal(c.ctx, m.ProcessId, int(m.Signal), m.Tree))
 		})
@@ -98,15 +100,19 @@ func (p processService) WriteStdin(ctx context.Context, req *connect.Request[dse
 }
 
 func (c *call) writeStdin(m *dsecv1.WriteStdinRequest, out *dsecv1.WriteStdinResponse) error {
-	return c.do(dsecv1.TrajectoryKind_TRAJECTORY_KIND_STDIN, m, ofStdin(m), out, func() error {
+	what := c.toProcess(m.ProcessId)
+	what.InputBytes = int64(len(m.Data))
+	return c.do(dsecv1.TrajectoryKind_TRAJECTORY_KIND_STDIN, m, what, out, func() error {
 		n, err := c.client.WriteStdin(c.ctx, m.ProcessId, m.Data, m.Eof)
 		out.Written = uint64(n)
 		return ofProcess(err)
 	})
 }
 
-func ofStdin(m *dsecv1.WriteStdinRequest) *dsecv1.TrajectoryRequest {
-	return &dsecv1.TrajectoryRequest{ProcessId: m.ProcessId, InputBytes: int64(len(m.Data))}
+// toProcess says shortly to what command something is done, and when: what was typed once
+// it had asked for it is to be typed then again.
+func (c *call) toProcess(process uint64) *dsecv1.TrajectoryRequest {
+	return &dsecv1.TrajectoryRequest{ProcessId: process, OutputBytes: c.s.wrote(process)}
 }
 
 // StreamStdin is WriteStdin for much data.
@@ -121,7 +127,7 @@ func (p processService) StreamStdin(ctx context.Context, stream *connect.ClientS
 		}
 		open := &dsecv1.WriteStdinRequest{ProcessId: first.ProcessId}
 		in := &stdin{stream: stream, rest: first.Data}
-		err := c.doWrite(dsecv1.TrajectoryKind_TRAJECTORY_KIND_STDIN, open, ofStdin(open), false, in, out, func(data io.Reader) error {
+		err := c.doWrite(dsecv1.TrajectoryKind_TRAJECTORY_KIND_STDIN, open, c.toProcess(first.ProcessId), false, in, out, func(data io.Reader) error {
 			return c.copyStdin(first.ProcessId, data, out)
 		})
 		if err == nil && in.eof {
@@ -137,10 +143,11 @@ func (p processService) StreamStdin(ctx context.Context, stream *connect.ClientS
 
 // copyStdin writes data to a command's input.
 func (c *call) copyStdin(process uint64, data io.Reader, out *dsecv1.WriteStdinResponse) error {
-	buf := make([]byte, chronusapi.MaxChunk)
+	buf, began := make([]byte, chronusapi.MaxChunk), time.Now()
 	for {
 		n, err := data.Read(buf)
 		if n > 0 {
+			c.mark(process, int64(out.Written), began)
 			taken, werr := c.client.WriteStdin(c.ctx, process, buf[:n], false)
 			out.Written += uint64(taken)
 			if werr != nil {
@@ -153,6 +160,20 @@ func (c *call) copyStdin(process uint64, data io.Reader, out *dsecv1.WriteStdinR
 		if err != nil {
 			return err
 		}
+	}
+}
+
+// maxMarks bounds the marks of one stream of input.
+const maxMarks = 256
+
+// mark notes how much a command had written before a byte of its input came.
+func (c *call) mark(process uint64, input int64, began time.Time) {
+	last := &dsecv1.TrajectoryMark{}
+	if n := len(c.marks); n > 0 {
+		last = c.marks[n-1]
+	}
+	if wrote := c.s.wrote(process); wrote > last.OutputBytes && len(c.marks) < maxMarks {
+		c.marks = append(c.marks, &dsecv1.TrajectoryMark{InputBytes: input, OutputBytes: wrote, Milliseconds: time.Since(began).Milliseconds()})
 	}
 }
 
@@ -186,14 +207,19 @@ func (p processService) CloseStdin(ctx context.Context, req *connect.Request[dse
 
 // Resize changes a terminal's size.
 func (p processService) Resize(ctx context.Context, req *connect.Request[dsecv1.ResizeRequest]) (*connect.Response[dsecv1.ResizeResponse], error) {
+	out := new(dsecv1.ResizeResponse)
 	err := p.e.with(ctx, req.Header(), req.Msg.SandboxId, func(c *call) error {
 		size, err := windowSize("size", req.Msg.Size)
 		if err != nil {
 			return err
 		}
-		return ofProcess(c.client.Resize(c.ctx, req.Msg.ProcessId, size))
+		what := c.toProcess(req.Msg.ProcessId)
+		what.Note = fmt.Sprintf("%d rows, %d columns", size.Rows, size.Cols)
+		return c.do(dsecv1.TrajectoryKind_TRAJECTORY_KIND_RESIZE, req.Msg, what, out, func() error {
+			return ofProcess(c.client.Resize(c.ctx, req.Msg.ProcessId, size))
+		})
 	})
-	return respond(new(dsecv1.ResizeResponse), err)
+	return respond(out, err)
 }
 
 // respond makes the answer of a unary call.

@@ -9,6 +9,7 @@ import (
 	"github.com/opendsec/dsec"
 	"github.com/opendsec/dsec/internal/backend"
 	"github.com/opendsec/dsec/internal/chronusapi"
+	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
 )
 
 // sandbox is what the edge knows of one sandbox. The first block never
@@ -21,6 +22,7 @@ type sandbox struct {
 	digest     []byte
 	created    time.Time
 	offer      *offer
+	origin     *dsecv1.TrajectoryOrigin // told by the create's entry; nil after a restart
 
 	mu         sync.Mutex
 	spec       *dsec.Spec // what it points to never changes; slim puts another in its place

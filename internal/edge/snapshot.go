@@ -90,7 +90,7 @@ func (c *call) pack(m *dsecv1.PackSandboxRequest, scrub layer.Scrub, out *dsecv1
 	e.cfg.Crash("pack.copied")
 	opt := layer.PackOptions{
 		Parents: c.spec.Layers, Config: config, Scrub: scrub, Unnamed: m.Unnamed,
-		Origin: &layer.Origin{Type: layer.OriginSandbox, Location: string(s.id), Revision: time.Now().UTC().Format(time.RFC3339Nano)},
+		Origin: &layer.Origin{Type: layer.OriginSandbox, Location: string(s.id), Revision: time.Now().UTC().Format(time.RFC3339Nano), Entry: c.begun},
 		Read:   got.GoOn,
 	}
 	meta, report, err := e.buildDiff(c.ctx, got, opt)
@@ -100,6 +100,7 @@ func (c *call) pack(m *dsecv1.PackSandboxRequest, scrub layer.Scrub, out *dsecv1
 	if out.Layer, err = e.layerProto(c.ctx, meta); err != nil {
 		return err
 	}
+	out.Layer.Origin = originProto(opt.Origin) // the layer may have been there, as another's
 	out.Report = reportProto(report, got.Frozen())
 	out.Create, out.PauseToken = e.createLike(s, meta.Digest), s.pauseToken()
 	return nil

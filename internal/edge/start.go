@@ -2,6 +2,7 @@ package edge
 
 import (
 	"context"
+	"sync/atomic"
 
 	"connectrpc.com/connect"
 
@@ -108,7 +109,7 @@ func (c *call) runDetached(a *trajectory.Action, start chronusapi.StartRequest, 
 // followOn follows a command that was started, from its first byte on, for the log.
 func (c *call) followOn(a *trajectory.Action, process uint64, pid int) error {
 	defer c.s.follow(a.Seq)()
-	c.s.known(a.Seq, process, pid)
+	c.s.known(a.Seq, process, pid) // attach finds it
 	ev, err := c.attach(process, 0)
 	if err == nil {
 		defer ev.Close()
@@ -137,6 +138,33 @@ type following struct {
 	known   chan struct{} // closed when the rest is
 	process uint64
 	pid     int
+	wrote   atomic.Uint64 // bytes of output, as far as anybody was told of them
+}
+
+// tell notes that somebody is told of a command's output up to a byte.
+func (f *following) tell(next uint64) {
+	for old := f.wrote.Load(); next > old && !f.wrote.CompareAndSwap(old, next); old = f.wrote.Load() {
+	}
+}
+
+// followed is the command of a process, if its action is under way. The caller holds s.mu.
+func (s *sandbox) followed(process uint64) *following {
+	for _, f := range s.follows {
+		if f.process == process {
+			return f
+		}
+	}
+	return nil
+}
+
+// wrote is how much a process has written that somebody may have seen.
+func (s *sandbox) wrote(process uint64) int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if f := s.followed(process); f != nil {
+		return int64(f.wrote.Load())
+	}
+	return 0
 }
 
 // follow has those who come again with the action's ID find the command, until the
@@ -158,13 +186,15 @@ func (s *sandbox) follow(seq uint64) (done func()) {
 }
 
 // known tells them the command's process.
-func (s *sandbox) known(seq, process uint64, pid int) {
+func (s *sandbox) known(seq, process uint64, pid int) *following {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if f := s.follows[seq]; f != nil && f.process == 0 {
+	f := s.follows[seq]
+	if f != nil && f.process == 0 {
 		f.process, f.pid = process, pid
 		close(f.known)
 	}
+	return f
 }
 
 // startAgain answers a Start whose action ID is known: from the process while that

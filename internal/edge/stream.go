@@ -24,6 +24,7 @@ type events struct {
 	ctx     context.Context // of the stream
 	stop    func()
 	action  *trajectory.Action // takes the output; nil: nothing is noted
+	follows *following         // hears how much there is of it; nil: nobody asks
 	process uint64             // 0: not known yet, and so not attached to again
 	pid     int
 	next    uint64
@@ -100,15 +101,21 @@ func (ev *events) Next() (chronusapi.Event, error) {
 				}
 				ev.process, ev.pid = e.Process, e.PID
 				if ev.action != nil {
-					ev.c.s.known(ev.action.Seq, e.Process, e.PID)
+					ev.follows = ev.c.s.known(ev.action.Seq, e.Process, e.PID)
 				}
 			case chronusapi.EventOutput:
 				ev.next = e.Seq + uint64(len(e.Data))
 				if ev.action != nil {
 					ev.action.Output(dsecv1.Stream(e.Stream), e.Data)
 				}
+				if ev.follows != nil {
+					ev.follows.tell(ev.next)
+				}
 			case chronusapi.EventGap:
 				ev.next = e.To
+				if ev.follows != nil {
+					ev.follows.tell(ev.next)
+				}
 				if ev.action != nil {
 					ev.action.Gap(int64(e.To-e.Seq), "the spool was full")
 				}
@@ -344,5 +351,7 @@ func (c *call) attach(process, from uint64) (*events, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &events{c: c, stream: s, ctx: c.ctx, stop: func() {}, process: process, next: from}, nil
+	c.s.mu.Lock()
+	defer c.s.mu.Unlock()
+	return &events{c: c, stream: s, ctx: c.ctx, stop: func() {}, follows: c.s.followed(process), process: process, next: from}, nil
 }

@@ -142,6 +142,7 @@ func (c *call) do(kind dsecv1.TrajectoryKind, req proto.Message, what *dsecv1.Tr
 		return c.answerOf(earlier.Ended, out)
 	}
 	defer c.toTheEnd()()
+	c.begun = a.Seq
 	began := time.Now()
 	err = c.told(began, f())
 	e := new(dsecv1.TrajectoryEntry)
@@ -370,7 +371,7 @@ func (e *Edge) noteCreate(s *sandbox, caller string) error {
 		return err
 	}
 	_, err = e.trajectories.Append(s.id, &dsecv1.TrajectoryEntry{
-		Kind: dsecv1.TrajectoryKind_TRAJECTORY_KIND_CREATE, Caller: caller, RequestDigest: s.digest, State: string(dsec.StateRunning), Spec: spec,
+		Kind: dsecv1.TrajectoryKind_TRAJECTORY_KIND_CREATE, Caller: caller, RequestDigest: s.digest, State: string(dsec.StateRunning), Spec: spec, Origin: s.origin,
 	})
 	return err
 }

@@ -60,6 +60,8 @@ type Origin struct {
 	Type     string `json:"type"`     // OriginRegistry, OriginGit or OriginSandbox
 	Location string `json:"location"` // reference or URL, without credentials
 	Revision string `json:"revision"` // digest of the manifest, or commit
+	// Entry is the one of the sandbox's trajectory with which the pack began.
+	Entry uint64 `json:"entry,omitempty"`
 }
 
 // BuildOptions say what is to be made of an archive.

@@ -2,6 +2,7 @@ package trajectory
 
 import (
 	"context"
+	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"hash/crc32"
@@ -228,6 +229,16 @@ func (a *Action) Output(stream dsecv1.Stream, data []byte) { a.spool.write(strea
 // Input takes what is streamed to the action, in order.
 func (a *Action) Input(data []byte) { a.given.write(dsecv1.Stream_STREAM_UNSPECIFIED, data) }
 
+// InputDigest is the SHA-256 of all that was streamed to the action.
+func (a *Action) InputDigest() []byte {
+	a.given.mu.Lock()
+	defer a.given.mu.Unlock()
+	if a.given.sum == nil {
+		return sha256.New().Sum(nil)
+	}
+	return a.given.sum.Sum(nil)
+}
+
 // Gap notes that the next n bytes that the action wrote are not known any more.
 func (a *Action) Gap(n int64, reason string) { a.spool.miss(n, cutString(reason, maxText/2)) }
 
@@ -275,7 +286,7 @@ func (a *Action) note(e *dsecv1.TrajectoryEntry) error {
 	}
 	l.reserved -= endRoom // this is what it was for
 	if len(d.record) > endRoom && l.roomFor(int64(len(d.record)), 0) != nil {
-		e.Output, e.Input = withoutEnds(e.Output), withoutEnds(e.Input)
+		e.Output, e.Input, e.Marks = withoutEnds(e.Output), withoutEnds(e.Input), nil
 		h.kept = uint32(e.Output.GetKeptBytes())
 		h.count(e.Input, uint32(e.Input.GetKeptBytes()))
 		d.free()

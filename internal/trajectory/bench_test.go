@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/opendsec/dsec"
 	dsecv1 "github.com/opendsec/dsec/proto/dsec/v1"
 )
@@ -140,4 +142,45 @@ func BenchmarkOutput(b *testing.B) {
 		}
 		end(b, a, 0)
 	}
+}
+
+// BenchmarkInput is of a file of 64 MiB that is written: how long its bytes take past the
+// log, and how much of the processors, where they are kept, and where only their digest is.
+func BenchmarkInput(b *testing.B) {
+	const size = 64 << 20
+	var text bytes.Buffer
+	for i := 0; text.Len() < size; i++ {
+		fmt.Fprintf(&text, "%x: the quick brown fox of line %d\n", i*i, i)
+	}
+	of := map[string][]byte{"noise": noise(size), "text": text.Bytes()[:size]}
+	for _, kind := range []string{"noise", "text"} {
+		for _, kept := range []int64{1, size + 1024} {
+			b.Run(fmt.Sprintf("%s/kept=%v", kind, kept > 1), func(b *testing.B) {
+				l := open(b, Options{Dir: b.TempDir(), MaxInput: kept, MaxSandboxInput: 1 << 40, MaxBytes: 64 << 30})
+				id := newSandbox(b, l)
+				data := of[kind]
+				b.SetBytes(size)
+				busy := processorTime()
+				for n := byte(0); b.Loop(); n++ {
+					data[0] = n // each is another one
+					a := begin(b, l, id, "write", "")
+					for rest := data; len(rest) > 0; {
+						n := min(32<<10, len(rest))
+						a.Input(rest[:n])
+						rest = rest[n:]
+					}
+					_ = a.InputDigest()
+					end(b, a, 0)
+				}
+				b.ReportMetric(float64(processorTime()-busy)/1e6/float64(b.N), "cpu-ms/op")
+			})
+		}
+	}
+}
+
+// processorTime is what this process has used of the processors, in nanoseconds.
+func processorTime() int64 {
+	var u unix.Rusage
+	_ = unix.Getrusage(unix.RUSAGE_SELF, &u)
+	return u.Utime.Nano() + u.Stime.Nano()
 }

@@ -3,6 +3,7 @@ package trajectory
 import (
 	"bytes"
 	"crypto/rand"
+	"crypto/sha256"
 	"testing"
 
 	"github.com/opendsec/dsec"
@@ -151,4 +152,32 @@ func TestInputHasBounds(t *testing.T) {
 	}
 	end(t, a, 0)
 	end(t, b, 0)
+}
+
+// TestInputIsNamedByItsBytes: of what was streamed there is one digest, of all of it and of
+// what is kept.
+func TestInputIsNamedByItsBytes(t *testing.T) {
+	l := open(t, Options{Dir: t.TempDir(), MaxInput: 200 << 10})
+	id := newSandbox(t, l)
+	for _, size := range []int{0, 10, 200 << 10, 300<<10 + 7} {
+		data := noise(size)
+		a := given(t, l, id, nil, data)
+		all, kept := sha256.Sum256(data), sha256.Sum256(data[:min(size, 200<<10)])
+		if got := a.InputDigest(); !bytes.Equal(got, all[:]) {
+			t.Errorf("%d bytes have the digest %x, want %x", size, got, all)
+		}
+		end(t, a, 0)
+		in := endOf(t, l, id, a).Input
+		if in.GetKeptBytes() > inlineOutput && !bytes.Equal(in.Digest, kept[:]) {
+			t.Errorf("of %d bytes those that are kept have the digest %x, want %x", size, in.Digest, kept)
+		}
+	}
+	// Two actions that were given the same share it.
+	data := noise(100 << 10)
+	for range 2 {
+		end(t, given(t, l, id, nil, data), 0)
+	}
+	if objects := files(t, l, "objects"); len(objects) != 3 {
+		t.Errorf("three contents are %d objects", len(objects))
+	}
 }

@@ -1,12 +1,9 @@
 package trajectory
 
 import (
-	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"hash"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -15,7 +12,6 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/klauspost/compress/zstd"
 	"golang.org/x/sys/unix"
 
 	"github.com/opendsec/dsec"
@@ -85,65 +81,6 @@ func objectName(seq uint64, digest []byte) string {
 	return fmt.Sprintf("%d-%s", seq, hex.EncodeToString(digest))
 }
 
-// object is one being written.
-type object struct {
-	f    *os.File
-	enc  *zstd.Encoder
-	hash hash.Hash
-}
-
-// Encoders are large, and outputs that need one few.
-var encoders = sync.Pool{New: func() any {
-	enc, err := zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderConcurrency(1), zstd.WithWindowSize(512<<10), zstd.WithLowerEncoderMem(true))
-	if err != nil {
-		panic(err) // the options are constants
-	}
-	return enc
-}}
-
-func newEncoder() *zstd.Encoder { return encoders.Get().(*zstd.Encoder) }
-
-// freeEncoder lets go of an encoder, and the encoder of what it wrote to.
-func freeEncoder(enc *zstd.Encoder) {
-	enc.Reset(nil)
-	encoders.Put(enc)
-}
-
-func (o *outputs) create() (*object, error) {
-	f, err := os.CreateTemp(o.path("new"), "")
-	if err != nil {
-		return nil, err
-	}
-	enc := newEncoder()
-	enc.Reset(f)
-	return &object{f: f, enc: enc, hash: sha256.New()}, nil
-}
-
-func (w *object) Write(p []byte) (int, error) {
-	w.hash.Write(p)
-	return w.enc.Write(p)
-}
-
-// finish ends an object and returns its digest.
-func (w *object) finish() ([]byte, error) {
-	if err := w.enc.Close(); err != nil {
-		return nil, err
-	}
-	return w.hash.Sum(nil), nil
-}
-
-// abandon leaves nothing of an object, or of its first name where it has others.
-// One that is nil or kept has nothing to leave.
-func (w *object) abandon() {
-	if w == nil || w.f == nil {
-		return
-	}
-	freeEncoder(w.enc)
-	_ = os.Remove(w.f.Name())
-	_ = w.f.Close()
-	w.f = nil
-}
-
 // keep gives a finished object its names.
 func (o *outputs) keep(w *object, id dsec.SandboxID, seq uint64, digest []byte) error {
 	defer w.abandon()
@@ -158,8 +95,7 @@ func (o *outputs) keep(w *object, id dsec.SandboxID, seq uint64, digest []byte) 
 	if err != nil {
 		return err
 	}
-	old, err := os.Stat(object)
-	if err != nil || old.Size() != info.Size() { // none, or one that lost power
+	if !wholeObject(object, w.n) { // none, or one that lost power
 		if err := os.Rename(w.f.Name(), object); err != nil {
 			return err
 		}
@@ -241,13 +177,4 @@ func (o *outputs) unlink(name, object string) error {
 		o.bytes.Add(-of.Size)
 	}
 	return nil
-}
-
-// decompressed reads an object as it was before it was compressed.
-func decompressed(r io.Reader) (io.ReadCloser, error) {
-	d, err := zstd.NewReader(r, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxWindow(8<<20))
-	if err != nil {
-		return nil, err
-	}
-	return d.IOReadCloser(), nil
 }

@@ -281,12 +281,13 @@ func (l *Log) content(ctx context.Context, id dsec.SandboxID, seq uint64, what s
 	return eachPiece(content, out.Digest, f)
 }
 
-// eachPiece reads an object and holds it against its digest.
+// eachPiece reads an object and holds it against its digest: that of the pieces as they
+// are, or of input, of the bytes in them.
 func eachPiece(content io.Reader, digest []byte, f func(*dsecv1.TrajectoryOutputPiece) error) error {
 	damaged := func(err error) error {
 		return &dsec.Error{Code: dsec.CodeInternal, Message: "what an entry of the trajectory log tells of is damaged", Err: err}
 	}
-	sum := sha256.New()
+	sum, input := sha256.New(), sha256.New()
 	in := bufio.NewReader(io.TeeReader(content, sum))
 	for {
 		n, err := binary.ReadUvarint(in)
@@ -304,11 +305,12 @@ func eachPiece(content io.Reader, digest []byte, f func(*dsecv1.TrajectoryOutput
 		if err := proto.Unmarshal(b, p); err != nil {
 			return damaged(err)
 		}
+		input.Write(p.Data)
 		if err := f(p); err != nil {
 			return err
 		}
 	}
-	if string(sum.Sum(nil)) != string(digest) {
+	if string(sum.Sum(nil)) != string(digest) && string(input.Sum(nil)) != string(digest) {
 		return damaged(nil)
 	}
 	return nil

@@ -130,9 +130,9 @@ func FuzzPiece(f *testing.F) {
 			f.Fatal(err)
 		}
 	}
-	f.Add(encodeFrame(b.Bytes()))
+	f.Add(compress(nil, b.Bytes()))
 	f.Add(b.Bytes())
-	f.Add(encodeFrame(nil))
+	f.Add(compress(nil, nil))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		sum := sha256.Sum256(b)
 		if entries, err := decodePiece(hex.EncodeToString(sum[:]), b); err != nil && entries != nil {

@@ -102,7 +102,7 @@ func (l *Log) sealPiece(ctx context.Context, sb *sandbox, from, end uint64) erro
 	if err != nil && !errors.Is(err, errEnough) {
 		return err
 	}
-	frame := encodeFrame(b.Bytes())
+	frame := compress(nil, b.Bytes())
 	sum := sha256.Sum256(frame)
 	key := fmt.Sprintf("%s%012d-%012d-%x", sb.prefix(), from, last, sum)
 	if err := l.opts.Store.Put(ctx, key, bytes.NewReader(frame), int64(len(frame))); err != nil {
@@ -267,12 +267,6 @@ func (l *Log) piece(ctx context.Context, sb *sandbox, seq uint64) (piece, error)
 	defer l.mu.Unlock()
 	l.pieces.of = append(l.pieces.of[max(0, len(l.pieces.of)+1-maxPieces):], found)
 	return found, nil
-}
-
-func encodeFrame(b []byte) []byte {
-	enc := newEncoder()
-	defer freeEncoder(enc)
-	return enc.EncodeAll(b, nil)
 }
 
 // decodePiece holds a piece against its key and decodes its entries.

@@ -1,7 +1,9 @@
 package trajectory
 
 import (
+	"crypto/sha256"
 	"encoding/binary"
+	"hash"
 	"strings"
 	"sync"
 
@@ -33,6 +35,8 @@ type spool struct {
 	total  int64
 	taken  int64 // of the sandbox's share
 	object *object
+	sum    hash.Hash                    // of what is streamed to an action: of its bytes alone, all of them
+	kept   []byte                       // digest of those that are kept, where that is not all
 	piece  dsecv1.TrajectoryOutputPiece // next of object
 	gap    string                       // why nothing more is kept
 	hole   string                       // why something before is missing
@@ -55,6 +59,7 @@ func (s *spool) write(stream dsecv1.Stream, data []byte) {
 	}
 	s.total += int64(len(data))
 	take := s.take(len(data))
+	s.digest(data, take)
 	if s.mode == spoolInline {
 		switch {
 		case take < len(data) && s.taken <= inlineOutput && len(s.head) < inlinePieces:
@@ -74,6 +79,21 @@ func (s *spool) write(stream dsecv1.Stream, data []byte) {
 		s.feed(stream, data[:take])
 	}
 	s.tail = lastBytes(appendPiece(s.tail, stream, data[max(0, len(data)-endOutput):]))
+}
+
+// digest takes in what was given, of which so much is kept.
+func (s *spool) digest(data []byte, take int) {
+	if s.of != flowIn || s.seq == 0 {
+		return
+	}
+	if s.sum == nil {
+		s.sum = sha256.New()
+	}
+	s.sum.Write(data[:take])
+	if take < len(data) && s.kept == nil {
+		s.kept = s.sum.Sum(nil)
+	}
+	s.sum.Write(data[take:])
 }
 
 // miss stands in for n bytes that nobody has.
@@ -131,7 +151,7 @@ func (s *spool) spill() {
 	all := s.head
 	s.mode, s.head, s.tail = spoolObject, firstBytes(all, endOutput, endPieces), lastBytes(firstBytes(all, inlineOutput, inlinePieces))
 	var err error
-	if s.object, err = s.log.outputs.create(); err != nil {
+	if s.object, err = s.log.outputs.create(s.sum == nil); err != nil {
 		s.failed(err)
 		return
 	}
@@ -214,7 +234,12 @@ func (s *spool) finish() (*dsecv1.TrajectoryOutput, uint32) {
 	s.flush()
 	if s.mode == spoolObject {
 		var err error
-		if out.Digest, err = s.object.finish(); err == nil && s.seq > 0 {
+		if out.Digest, err = s.object.finish(); s.sum != nil {
+			if out.Digest = s.kept; out.Digest == nil {
+				out.Digest = s.sum.Sum(nil)
+			}
+		}
+		if err == nil && s.seq > 0 {
 			err = s.keep(s.seq, out.Digest)
 		}
 		if err != nil {

@@ -393,6 +393,34 @@ async def test_replay(server: Server, args: DSecContainerRunArgs) -> None:
             await sandbox.replay(mask=["("])
 
 
+# Answers each line after a while: what is typed ahead shows elsewhere.
+ECHOES = (
+    'while read -r x; do j=0; while [ $j -lt 20000 ]; do j=$((j+1)); done; stty size; echo "got $x"; done'
+)
+
+
+@pytest.mark.parametrize("detach", [False, True])
+async def test_replay_of_a_terminal(server: Server, args: DSecContainerRunArgs, detach: bool) -> None:
+    command = "cat" if backend() == "fake" else ECHOES
+    async with DSecClient(server.url, server.key) as client, await client.run_container(args) as sandbox:
+        p = await sandbox.start_shell(command, pty=(24, 80), open_stdin=True, detach=detach)
+        seen = b""
+        for i, line in enumerate(("one", "two", "three")):
+            await p.write(line + "\n")
+            while seen.count(line.encode()) < 2:  # typed, and answered
+                event = await anext(p)
+                assert isinstance(event, libdsec.Output)
+                seen += event.data
+            await p.resize(30 + i, 100)
+        await p.close_stdin()
+        assert (await p.wait()).exit_code == 0
+        kinds = [e.kind for e in [e async for e in sandbox.log()] if e.phase == "begun"]
+        assert kinds.count("resize") == 3
+        result = await sandbox.replay()
+        assert result.equal, result
+        assert result.steps == len(kinds)
+
+
 async def test_replay_finds_a_difference(server: Server, args: DSecContainerRunArgs) -> None:
     chance = "echo one; echo at $(od -An -N8 -tx1 /dev/urandom)"
     async with DSecClient(server.url, server.key) as client, await client.run_container(args) as sandbox:

@@ -287,7 +287,9 @@ type CreateSandboxesItem struct {
 	Request    *CreateRequest `protobuf:"bytes,1,opt,name=request,proto3" json:"request,omitempty"`
 	LayerNames []string       `protobuf:"bytes,2,rep,name=layer_names,json=layerNames,proto3" json:"layer_names,omitempty"`
 	// Digest of the caller's request as authenticated, for request_id conflicts.
-	BodyDigest    []byte `protobuf:"bytes,3,opt,name=body_digest,json=bodyDigest,proto3" json:"body_digest,omitempty"`
+	BodyDigest []byte `protobuf:"bytes,3,opt,name=body_digest,json=bodyDigest,proto3" json:"body_digest,omitempty"`
+	// The pack that its base is, for the sandbox's trajectory.
+	Origin        *TrajectoryOrigin `protobuf:"bytes,4,opt,name=origin,proto3" json:"origin,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -339,6 +341,13 @@ func (x *CreateSandboxesItem) GetLayerNames() []string {
 func (x *CreateSandboxesItem) GetBodyDigest() []byte {
 	if x != nil {
 		return x.BodyDigest
+	}
+	return nil
+}
+
+func (x *CreateSandboxesItem) GetOrigin() *TrajectoryOrigin {
+	if x != nil {
+		return x.Origin
 	}
 	return nil
 }
@@ -1326,7 +1335,7 @@ var File_dsec_v1_edge_proto protoreflect.FileDescriptor
 
 const file_dsec_v1_edge_proto_rawDesc = "" +
 	"\n" +
-	"\x12dsec/v1/edge.proto\x12\adsec.v1\x1a\x13dsec/v1/event.proto\x1a\x11dsec/v1/job.proto\x1a\x13dsec/v1/layer.proto\x1a\x15dsec/v1/sandbox.proto\x1a\x16dsec/v1/snapshot.proto\x1a\x13dsec/v1/types.proto\x1a\x1egoogle/protobuf/duration.proto\"\r\n" +
+	"\x12dsec/v1/edge.proto\x12\adsec.v1\x1a\x13dsec/v1/event.proto\x1a\x11dsec/v1/job.proto\x1a\x13dsec/v1/layer.proto\x1a\x15dsec/v1/sandbox.proto\x1a\x16dsec/v1/snapshot.proto\x1a\x18dsec/v1/trajectory.proto\x1a\x13dsec/v1/types.proto\x1a\x1egoogle/protobuf/duration.proto\"\r\n" +
 	"\vInfoRequest\"\xdb\x02\n" +
 	"\fInfoResponse\x12\x17\n" +
 	"\aedge_id\x18\x01 \x01(\tR\x06edgeId\x12\x1f\n" +
@@ -1346,13 +1355,14 @@ const file_dsec_v1_edge_proto_rawDesc = "" +
 	"\x05notes\x18\x03 \x03(\tR\x05notes\x12\x1a\n" +
 	"\bfeatures\x18\x04 \x03(\tR\bfeatures\"L\n" +
 	"\x16CreateSandboxesRequest\x122\n" +
-	"\x05items\x18\x01 \x03(\v2\x1c.dsec.v1.CreateSandboxesItemR\x05items\"\x89\x01\n" +
+	"\x05items\x18\x01 \x03(\v2\x1c.dsec.v1.CreateSandboxesItemR\x05items\"\xbc\x01\n" +
 	"\x13CreateSandboxesItem\x120\n" +
 	"\arequest\x18\x01 \x01(\v2\x16.dsec.v1.CreateRequestR\arequest\x12\x1f\n" +
 	"\vlayer_names\x18\x02 \x03(\tR\n" +
 	"layerNames\x12\x1f\n" +
 	"\vbody_digest\x18\x03 \x01(\fR\n" +
-	"bodyDigest\"I\n" +
+	"bodyDigest\x121\n" +
+	"\x06origin\x18\x04 \x01(\v2\x19.dsec.v1.TrajectoryOriginR\x06origin\"I\n" +
 	"\x17CreateSandboxesResponse\x12.\n" +
 	"\x05items\x18\x01 \x03(\v2\x18.dsec.v1.BatchCreateItemR\x05items\"3\n" +
 	"\x12FindRequestRequest\x12\x1d\n" +
@@ -1479,39 +1489,40 @@ var file_dsec_v1_edge_proto_goTypes = []any{
 	(*ForgetLayerResponse)(nil),     // 24: dsec.v1.ForgetLayerResponse
 	(*Limits)(nil),                  // 25: dsec.v1.Limits
 	(*CreateRequest)(nil),           // 26: dsec.v1.CreateRequest
-	(*BatchCreateItem)(nil),         // 27: dsec.v1.BatchCreateItem
-	(*PauseOptions)(nil),            // 28: dsec.v1.PauseOptions
-	(*JobItem)(nil),                 // 29: dsec.v1.JobItem
-	(*Scrub)(nil),                   // 30: dsec.v1.Scrub
-	(*Layer)(nil),                   // 31: dsec.v1.Layer
-	(*PackReport)(nil),              // 32: dsec.v1.PackReport
-	(*LayerOrigin)(nil),             // 33: dsec.v1.LayerOrigin
-	(*durationpb.Duration)(nil),     // 34: google.protobuf.Duration
-	(*StoredLayer)(nil),             // 35: dsec.v1.StoredLayer
-	(*GetRequest)(nil),              // 36: dsec.v1.GetRequest
-	(*ListRequest)(nil),             // 37: dsec.v1.ListRequest
-	(*KillRequest)(nil),             // 38: dsec.v1.KillRequest
-	(*ExtendRequest)(nil),           // 39: dsec.v1.ExtendRequest
-	(*UsageRequest)(nil),            // 40: dsec.v1.UsageRequest
-	(*PauseRequest)(nil),            // 41: dsec.v1.PauseRequest
-	(*ResumeRequest)(nil),           // 42: dsec.v1.ResumeRequest
-	(*WatchNodeRequest)(nil),        // 43: dsec.v1.WatchNodeRequest
-	(*ImportLayerRequest)(nil),      // 44: dsec.v1.ImportLayerRequest
-	(*PullLayerRequest)(nil),        // 45: dsec.v1.PullLayerRequest
-	(*ExportLayerRequest)(nil),      // 46: dsec.v1.ExportLayerRequest
-	(*PrefetchLayerRequest)(nil),    // 47: dsec.v1.PrefetchLayerRequest
-	(*GetResponse)(nil),             // 48: dsec.v1.GetResponse
-	(*ListResponse)(nil),            // 49: dsec.v1.ListResponse
-	(*KillResponse)(nil),            // 50: dsec.v1.KillResponse
-	(*ExtendResponse)(nil),          // 51: dsec.v1.ExtendResponse
-	(*UsageResponse)(nil),           // 52: dsec.v1.UsageResponse
-	(*PauseResponse)(nil),           // 53: dsec.v1.PauseResponse
-	(*ResumeResponse)(nil),          // 54: dsec.v1.ResumeResponse
-	(*WatchNodeResponse)(nil),       // 55: dsec.v1.WatchNodeResponse
-	(*ImportLayerResponse)(nil),     // 56: dsec.v1.ImportLayerResponse
-	(*PullLayerResponse)(nil),       // 57: dsec.v1.PullLayerResponse
-	(*ExportLayerResponse)(nil),     // 58: dsec.v1.ExportLayerResponse
-	(*PrefetchLayerResponse)(nil),   // 59: dsec.v1.PrefetchLayerResponse
+	(*TrajectoryOrigin)(nil),        // 27: dsec.v1.TrajectoryOrigin
+	(*BatchCreateItem)(nil),         // 28: dsec.v1.BatchCreateItem
+	(*PauseOptions)(nil),            // 29: dsec.v1.PauseOptions
+	(*JobItem)(nil),                 // 30: dsec.v1.JobItem
+	(*Scrub)(nil),                   // 31: dsec.v1.Scrub
+	(*Layer)(nil),                   // 32: dsec.v1.Layer
+	(*PackReport)(nil),              // 33: dsec.v1.PackReport
+	(*LayerOrigin)(nil),             // 34: dsec.v1.LayerOrigin
+	(*durationpb.Duration)(nil),     // 35: google.protobuf.Duration
+	(*StoredLayer)(nil),             // 36: dsec.v1.StoredLayer
+	(*GetRequest)(nil),              // 37: dsec.v1.GetRequest
+	(*ListRequest)(nil),             // 38: dsec.v1.ListRequest
+	(*KillRequest)(nil),             // 39: dsec.v1.KillRequest
+	(*ExtendRequest)(nil),           // 40: dsec.v1.ExtendRequest
+	(*UsageRequest)(nil),            // 41: dsec.v1.UsageRequest
+	(*PauseRequest)(nil),            // 42: dsec.v1.PauseRequest
+	(*ResumeRequest)(nil),           // 43: dsec.v1.ResumeRequest
+	(*WatchNodeRequest)(nil),        // 44: dsec.v1.WatchNodeRequest
+	(*ImportLayerRequest)(nil),      // 45: dsec.v1.ImportLayerRequest
+	(*PullLayerRequest)(nil),        // 46: dsec.v1.PullLayerRequest
+	(*ExportLayerRequest)(nil),      // 47: dsec.v1.ExportLayerRequest
+	(*PrefetchLayerRequest)(nil),    // 48: dsec.v1.PrefetchLayerRequest
+	(*GetResponse)(nil),             // 49: dsec.v1.GetResponse
+	(*ListResponse)(nil),            // 50: dsec.v1.ListResponse
+	(*KillResponse)(nil),            // 51: dsec.v1.KillResponse
+	(*ExtendResponse)(nil),          // 52: dsec.v1.ExtendResponse
+	(*UsageResponse)(nil),           // 53: dsec.v1.UsageResponse
+	(*PauseResponse)(nil),           // 54: dsec.v1.PauseResponse
+	(*ResumeResponse)(nil),          // 55: dsec.v1.ResumeResponse
+	(*WatchNodeResponse)(nil),       // 56: dsec.v1.WatchNodeResponse
+	(*ImportLayerResponse)(nil),     // 57: dsec.v1.ImportLayerResponse
+	(*PullLayerResponse)(nil),       // 58: dsec.v1.PullLayerResponse
+	(*ExportLayerResponse)(nil),     // 59: dsec.v1.ExportLayerResponse
+	(*PrefetchLayerResponse)(nil),   // 60: dsec.v1.PrefetchLayerResponse
 }
 var file_dsec_v1_edge_proto_depIdxs = []int32{
 	2,  // 0: dsec.v1.InfoResponse.backends:type_name -> dsec.v1.BackendInfo
@@ -1519,69 +1530,70 @@ var file_dsec_v1_edge_proto_depIdxs = []int32{
 	25, // 2: dsec.v1.InfoResponse.max_limits:type_name -> dsec.v1.Limits
 	4,  // 3: dsec.v1.CreateSandboxesRequest.items:type_name -> dsec.v1.CreateSandboxesItem
 	26, // 4: dsec.v1.CreateSandboxesItem.request:type_name -> dsec.v1.CreateRequest
-	27, // 5: dsec.v1.CreateSandboxesResponse.items:type_name -> dsec.v1.BatchCreateItem
-	28, // 6: dsec.v1.ApplyToJobRequest.pause:type_name -> dsec.v1.PauseOptions
-	29, // 7: dsec.v1.ApplyToJobResponse.items:type_name -> dsec.v1.JobItem
-	30, // 8: dsec.v1.PackSandboxRequest.scrub:type_name -> dsec.v1.Scrub
-	31, // 9: dsec.v1.PackSandboxResponse.layer:type_name -> dsec.v1.Layer
-	32, // 10: dsec.v1.PackSandboxResponse.report:type_name -> dsec.v1.PackReport
-	26, // 11: dsec.v1.PackSandboxResponse.create:type_name -> dsec.v1.CreateRequest
-	33, // 12: dsec.v1.ResolveImageResponse.origin:type_name -> dsec.v1.LayerOrigin
-	34, // 13: dsec.v1.SweepLayersRequest.age:type_name -> google.protobuf.Duration
-	35, // 14: dsec.v1.SweepLayersResponse.layers:type_name -> dsec.v1.StoredLayer
-	0,  // 15: dsec.v1.EdgeService.Info:input_type -> dsec.v1.InfoRequest
-	3,  // 16: dsec.v1.EdgeService.CreateSandboxes:input_type -> dsec.v1.CreateSandboxesRequest
-	6,  // 17: dsec.v1.EdgeService.FindRequest:input_type -> dsec.v1.FindRequestRequest
-	36, // 18: dsec.v1.EdgeService.GetSandbox:input_type -> dsec.v1.GetRequest
-	37, // 19: dsec.v1.EdgeService.ListSandboxes:input_type -> dsec.v1.ListRequest
-	38, // 20: dsec.v1.EdgeService.KillSandbox:input_type -> dsec.v1.KillRequest
-	39, // 21: dsec.v1.EdgeService.ExtendSandbox:input_type -> dsec.v1.ExtendRequest
-	40, // 22: dsec.v1.EdgeService.GetUsage:input_type -> dsec.v1.UsageRequest
-	41, // 23: dsec.v1.EdgeService.PauseSandbox:input_type -> dsec.v1.PauseRequest
-	42, // 24: dsec.v1.EdgeService.ResumeSandbox:input_type -> dsec.v1.ResumeRequest
-	8,  // 25: dsec.v1.EdgeService.ApplyToJob:input_type -> dsec.v1.ApplyToJobRequest
-	10, // 26: dsec.v1.EdgeService.PackSandbox:input_type -> dsec.v1.PackSandboxRequest
-	12, // 27: dsec.v1.EdgeService.RedirectSandbox:input_type -> dsec.v1.RedirectSandboxRequest
-	43, // 28: dsec.v1.EdgeService.WatchNode:input_type -> dsec.v1.WatchNodeRequest
-	44, // 29: dsec.v1.EdgeService.BuildLayer:input_type -> dsec.v1.ImportLayerRequest
-	45, // 30: dsec.v1.EdgeService.ResolveImage:input_type -> dsec.v1.PullLayerRequest
-	45, // 31: dsec.v1.EdgeService.PullLayer:input_type -> dsec.v1.PullLayerRequest
-	15, // 32: dsec.v1.EdgeService.CheckLayers:input_type -> dsec.v1.CheckLayersRequest
-	46, // 33: dsec.v1.EdgeService.ExportLayer:input_type -> dsec.v1.ExportLayerRequest
-	47, // 34: dsec.v1.EdgeService.PrefetchLayer:input_type -> dsec.v1.PrefetchLayerRequest
-	17, // 35: dsec.v1.EdgeService.ClaimLayers:input_type -> dsec.v1.ClaimLayersRequest
-	19, // 36: dsec.v1.EdgeService.DropLayer:input_type -> dsec.v1.DropLayerRequest
-	21, // 37: dsec.v1.EdgeService.SweepLayers:input_type -> dsec.v1.SweepLayersRequest
-	23, // 38: dsec.v1.EdgeService.ForgetLayer:input_type -> dsec.v1.ForgetLayerRequest
-	1,  // 39: dsec.v1.EdgeService.Info:output_type -> dsec.v1.InfoResponse
-	5,  // 40: dsec.v1.EdgeService.CreateSandboxes:output_type -> dsec.v1.CreateSandboxesResponse
-	7,  // 41: dsec.v1.EdgeService.FindRequest:output_type -> dsec.v1.FindRequestResponse
-	48, // 42: dsec.v1.EdgeService.GetSandbox:output_type -> dsec.v1.GetResponse
-	49, // 43: dsec.v1.EdgeService.ListSandboxes:output_type -> dsec.v1.ListResponse
-	50, // 44: dsec.v1.EdgeService.KillSandbox:output_type -> dsec.v1.KillResponse
-	51, // 45: dsec.v1.EdgeService.ExtendSandbox:output_type -> dsec.v1.ExtendResponse
-	52, // 46: dsec.v1.EdgeService.GetUsage:output_type -> dsec.v1.UsageResponse
-	53, // 47: dsec.v1.EdgeService.PauseSandbox:output_type -> dsec.v1.PauseResponse
-	54, // 48: dsec.v1.EdgeService.ResumeSandbox:output_type -> dsec.v1.ResumeResponse
-	9,  // 49: dsec.v1.EdgeService.ApplyToJob:output_type -> dsec.v1.ApplyToJobResponse
-	11, // 50: dsec.v1.EdgeService.PackSandbox:output_type -> dsec.v1.PackSandboxResponse
-	13, // 51: dsec.v1.EdgeService.RedirectSandbox:output_type -> dsec.v1.RedirectSandboxResponse
-	55, // 52: dsec.v1.EdgeService.WatchNode:output_type -> dsec.v1.WatchNodeResponse
-	56, // 53: dsec.v1.EdgeService.BuildLayer:output_type -> dsec.v1.ImportLayerResponse
-	14, // 54: dsec.v1.EdgeService.ResolveImage:output_type -> dsec.v1.ResolveImageResponse
-	57, // 55: dsec.v1.EdgeService.PullLayer:output_type -> dsec.v1.PullLayerResponse
-	16, // 56: dsec.v1.EdgeService.CheckLayers:output_type -> dsec.v1.CheckLayersResponse
-	58, // 57: dsec.v1.EdgeService.ExportLayer:output_type -> dsec.v1.ExportLayerResponse
-	59, // 58: dsec.v1.EdgeService.PrefetchLayer:output_type -> dsec.v1.PrefetchLayerResponse
-	18, // 59: dsec.v1.EdgeService.ClaimLayers:output_type -> dsec.v1.ClaimLayersResponse
-	20, // 60: dsec.v1.EdgeService.DropLayer:output_type -> dsec.v1.DropLayerResponse
-	22, // 61: dsec.v1.EdgeService.SweepLayers:output_type -> dsec.v1.SweepLayersResponse
-	24, // 62: dsec.v1.EdgeService.ForgetLayer:output_type -> dsec.v1.ForgetLayerResponse
-	39, // [39:63] is the sub-list for method output_type
-	15, // [15:39] is the sub-list for method input_type
-	15, // [15:15] is the sub-list for extension type_name
-	15, // [15:15] is the sub-list for extension extendee
-	0,  // [0:15] is the sub-list for field type_name
+	27, // 5: dsec.v1.CreateSandboxesItem.origin:type_name -> dsec.v1.TrajectoryOrigin
+	28, // 6: dsec.v1.CreateSandboxesResponse.items:type_name -> dsec.v1.BatchCreateItem
+	29, // 7: dsec.v1.ApplyToJobRequest.pause:type_name -> dsec.v1.PauseOptions
+	30, // 8: dsec.v1.ApplyToJobResponse.items:type_name -> dsec.v1.JobItem
+	31, // 9: dsec.v1.PackSandboxRequest.scrub:type_name -> dsec.v1.Scrub
+	32, // 10: dsec.v1.PackSandboxResponse.layer:type_name -> dsec.v1.Layer
+	33, // 11: dsec.v1.PackSandboxResponse.report:type_name -> dsec.v1.PackReport
+	26, // 12: dsec.v1.PackSandboxResponse.create:type_name -> dsec.v1.CreateRequest
+	34, // 13: dsec.v1.ResolveImageResponse.origin:type_name -> dsec.v1.LayerOrigin
+	35, // 14: dsec.v1.SweepLayersRequest.age:type_name -> google.protobuf.Duration
+	36, // 15: dsec.v1.SweepLayersResponse.layers:type_name -> dsec.v1.StoredLayer
+	0,  // 16: dsec.v1.EdgeService.Info:input_type -> dsec.v1.InfoRequest
+	3,  // 17: dsec.v1.EdgeService.CreateSandboxes:input_type -> dsec.v1.CreateSandboxesRequest
+	6,  // 18: dsec.v1.EdgeService.FindRequest:input_type -> dsec.v1.FindRequestRequest
+	37, // 19: dsec.v1.EdgeService.GetSandbox:input_type -> dsec.v1.GetRequest
+	38, // 20: dsec.v1.EdgeService.ListSandboxes:input_type -> dsec.v1.ListRequest
+	39, // 21: dsec.v1.EdgeService.KillSandbox:input_type -> dsec.v1.KillRequest
+	40, // 22: dsec.v1.EdgeService.ExtendSandbox:input_type -> dsec.v1.ExtendRequest
+	41, // 23: dsec.v1.EdgeService.GetUsage:input_type -> dsec.v1.UsageRequest
+	42, // 24: dsec.v1.EdgeService.PauseSandbox:input_type -> dsec.v1.PauseRequest
+	43, // 25: dsec.v1.EdgeService.ResumeSandbox:input_type -> dsec.v1.ResumeRequest
+	8,  // 26: dsec.v1.EdgeService.ApplyToJob:input_type -> dsec.v1.ApplyToJobRequest
+	10, // 27: dsec.v1.EdgeService.PackSandbox:input_type -> dsec.v1.PackSandboxRequest
+	12, // 28: dsec.v1.EdgeService.RedirectSandbox:input_type -> dsec.v1.RedirectSandboxRequest
+	44, // 29: dsec.v1.EdgeService.WatchNode:input_type -> dsec.v1.WatchNodeRequest
+	45, // 30: dsec.v1.EdgeService.BuildLayer:input_type -> dsec.v1.ImportLayerRequest
+	46, // 31: dsec.v1.EdgeService.ResolveImage:input_type -> dsec.v1.PullLayerRequest
+	46, // 32: dsec.v1.EdgeService.PullLayer:input_type -> dsec.v1.PullLayerRequest
+	15, // 33: dsec.v1.EdgeService.CheckLayers:input_type -> dsec.v1.CheckLayersRequest
+	47, // 34: dsec.v1.EdgeService.ExportLayer:input_type -> dsec.v1.ExportLayerRequest
+	48, // 35: dsec.v1.EdgeService.PrefetchLayer:input_type -> dsec.v1.PrefetchLayerRequest
+	17, // 36: dsec.v1.EdgeService.ClaimLayers:input_type -> dsec.v1.ClaimLayersRequest
+	19, // 37: dsec.v1.EdgeService.DropLayer:input_type -> dsec.v1.DropLayerRequest
+	21, // 38: dsec.v1.EdgeService.SweepLayers:input_type -> dsec.v1.SweepLayersRequest
+	23, // 39: dsec.v1.EdgeService.ForgetLayer:input_type -> dsec.v1.ForgetLayerRequest
+	1,  // 40: dsec.v1.EdgeService.Info:output_type -> dsec.v1.InfoResponse
+	5,  // 41: dsec.v1.EdgeService.CreateSandboxes:output_type -> dsec.v1.CreateSandboxesResponse
+	7,  // 42: dsec.v1.EdgeService.FindRequest:output_type -> dsec.v1.FindRequestResponse
+	49, // 43: dsec.v1.EdgeService.GetSandbox:output_type -> dsec.v1.GetResponse
+	50, // 44: dsec.v1.EdgeService.ListSandboxes:output_type -> dsec.v1.ListResponse
+	51, // 45: dsec.v1.EdgeService.KillSandbox:output_type -> dsec.v1.KillResponse
+	52, // 46: dsec.v1.EdgeService.ExtendSandbox:output_type -> dsec.v1.ExtendResponse
+	53, // 47: dsec.v1.EdgeService.GetUsage:output_type -> dsec.v1.UsageResponse
+	54, // 48: dsec.v1.EdgeService.PauseSandbox:output_type -> dsec.v1.PauseResponse
+	55, // 49: dsec.v1.EdgeService.ResumeSandbox:output_type -> dsec.v1.ResumeResponse
+	9,  // 50: dsec.v1.EdgeService.ApplyToJob:output_type -> dsec.v1.ApplyToJobResponse
+	11, // 51: dsec.v1.EdgeService.PackSandbox:output_type -> dsec.v1.PackSandboxResponse
+	13, // 52: dsec.v1.EdgeService.RedirectSandbox:output_type -> dsec.v1.RedirectSandboxResponse
+	56, // 53: dsec.v1.EdgeService.WatchNode:output_type -> dsec.v1.WatchNodeResponse
+	57, // 54: dsec.v1.EdgeService.BuildLayer:output_type -> dsec.v1.ImportLayerResponse
+	14, // 55: dsec.v1.EdgeService.ResolveImage:output_type -> dsec.v1.ResolveImageResponse
+	58, // 56: dsec.v1.EdgeService.PullLayer:output_type -> dsec.v1.PullLayerResponse
+	16, // 57: dsec.v1.EdgeService.CheckLayers:output_type -> dsec.v1.CheckLayersResponse
+	59, // 58: dsec.v1.EdgeService.ExportLayer:output_type -> dsec.v1.ExportLayerResponse
+	60, // 59: dsec.v1.EdgeService.PrefetchLayer:output_type -> dsec.v1.PrefetchLayerResponse
+	18, // 60: dsec.v1.EdgeService.ClaimLayers:output_type -> dsec.v1.ClaimLayersResponse
+	20, // 61: dsec.v1.EdgeService.DropLayer:output_type -> dsec.v1.DropLayerResponse
+	22, // 62: dsec.v1.EdgeService.SweepLayers:output_type -> dsec.v1.SweepLayersResponse
+	24, // 63: dsec.v1.EdgeService.ForgetLayer:output_type -> dsec.v1.ForgetLayerResponse
+	40, // [40:64] is the sub-list for method output_type
+	16, // [16:40] is the sub-list for method input_type
+	16, // [16:16] is the sub-list for extension type_name
+	16, // [16:16] is the sub-list for extension extendee
+	0,  // [0:16] is the sub-list for field type_name
 }
 
 func init() { file_dsec_v1_edge_proto_init() }
@@ -1594,6 +1606,7 @@ func file_dsec_v1_edge_proto_init() {
 	file_dsec_v1_layer_proto_init()
 	file_dsec_v1_sandbox_proto_init()
 	file_dsec_v1_snapshot_proto_init()
+	file_dsec_v1_trajectory_proto_init()
 	file_dsec_v1_types_proto_init()
 	type x struct{}
 	out := protoimpl.TypeBuilder{

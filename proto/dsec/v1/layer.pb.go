@@ -174,15 +174,17 @@ func (x *Layer) GetParents() []string {
 	return nil
 }
 
-// LayerOrigin is where an image or a checkout came from.
+// LayerOrigin is where an image, a checkout or a pack came from.
 type LayerOrigin struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// registry, git, or sandbox, whose location is its ID.
 	Type string `protobuf:"bytes,1,opt,name=type,proto3" json:"type,omitempty"`
 	// The image's reference in full, or the repository's URL, without credentials.
 	Location string `protobuf:"bytes,2,opt,name=location,proto3" json:"location,omitempty"`
-	// Digest of the image's manifest, or the commit.
-	Revision      string `protobuf:"bytes,3,opt,name=revision,proto3" json:"revision,omitempty"`
+	// Digest of the image's manifest, the commit, or of a sandbox the time.
+	Revision string `protobuf:"bytes,3,opt,name=revision,proto3" json:"revision,omitempty"`
+	// Of a sandbox: the entry of its trajectory with which the pack began.
+	Entry         uint64 `protobuf:"varint,4,opt,name=entry,proto3" json:"entry,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -236,6 +238,13 @@ func (x *LayerOrigin) GetRevision() string {
 		return x.Revision
 	}
 	return ""
+}
+
+func (x *LayerOrigin) GetEntry() uint64 {
+	if x != nil {
+		return x.Entry
+	}
+	return 0
 }
 
 type LayerConfig struct {
@@ -1571,11 +1580,12 @@ const file_dsec_v1_layer_proto_rawDesc = "" +
 	" \x03(\tR\bfindings\x12,\n" +
 	"\x06origin\x18\v \x01(\v2\x14.dsec.v1.LayerOriginR\x06origin\x12\x0e\n" +
 	"\x02at\x18\f \x01(\tR\x02at\x12\x18\n" +
-	"\aparents\x18\r \x03(\tR\aparents\"Y\n" +
+	"\aparents\x18\r \x03(\tR\aparents\"o\n" +
 	"\vLayerOrigin\x12\x12\n" +
 	"\x04type\x18\x01 \x01(\tR\x04type\x12\x1a\n" +
 	"\blocation\x18\x02 \x01(\tR\blocation\x12\x1a\n" +
-	"\brevision\x18\x03 \x01(\tR\brevision\"\x7f\n" +
+	"\brevision\x18\x03 \x01(\tR\brevision\x12\x14\n" +
+	"\x05entry\x18\x04 \x01(\x04R\x05entry\"\x7f\n" +
 	"\vLayerConfig\x12\x10\n" +
 	"\x03env\x18\x01 \x03(\tR\x03env\x12\x12\n" +
 	"\x04user\x18\x02 \x01(\tR\x04user\x12\x18\n" +

@@ -90,14 +90,16 @@ const (
 	// A change of state.
 	TrajectoryKind_TRAJECTORY_KIND_STATE TrajectoryKind = 4
 	// A change of what the sandbox may do.
-	TrajectoryKind_TRAJECTORY_KIND_POLICY            TrajectoryKind = 5
-	TrajectoryKind_TRAJECTORY_KIND_PAUSE             TrajectoryKind = 6
-	TrajectoryKind_TRAJECTORY_KIND_RESUME            TrajectoryKind = 7
-	TrajectoryKind_TRAJECTORY_KIND_PACK              TrajectoryKind = 8
-	TrajectoryKind_TRAJECTORY_KIND_EXEC              TrajectoryKind = 16
-	TrajectoryKind_TRAJECTORY_KIND_START             TrajectoryKind = 17
-	TrajectoryKind_TRAJECTORY_KIND_SIGNAL            TrajectoryKind = 18
-	TrajectoryKind_TRAJECTORY_KIND_STDIN             TrajectoryKind = 19
+	TrajectoryKind_TRAJECTORY_KIND_POLICY TrajectoryKind = 5
+	TrajectoryKind_TRAJECTORY_KIND_PAUSE  TrajectoryKind = 6
+	TrajectoryKind_TRAJECTORY_KIND_RESUME TrajectoryKind = 7
+	TrajectoryKind_TRAJECTORY_KIND_PACK   TrajectoryKind = 8
+	TrajectoryKind_TRAJECTORY_KIND_EXEC   TrajectoryKind = 16
+	TrajectoryKind_TRAJECTORY_KIND_START  TrajectoryKind = 17
+	TrajectoryKind_TRAJECTORY_KIND_SIGNAL TrajectoryKind = 18
+	TrajectoryKind_TRAJECTORY_KIND_STDIN  TrajectoryKind = 19
+	// Of a terminal.
+	TrajectoryKind_TRAJECTORY_KIND_RESIZE            TrajectoryKind = 20
 	TrajectoryKind_TRAJECTORY_KIND_SESSION_OPEN      TrajectoryKind = 24
 	TrajectoryKind_TRAJECTORY_KIND_SESSION_COMMAND   TrajectoryKind = 25
 	TrajectoryKind_TRAJECTORY_KIND_SESSION_INTERRUPT TrajectoryKind = 26
@@ -129,6 +131,7 @@ var (
 		17: "TRAJECTORY_KIND_START",
 		18: "TRAJECTORY_KIND_SIGNAL",
 		19: "TRAJECTORY_KIND_STDIN",
+		20: "TRAJECTORY_KIND_RESIZE",
 		24: "TRAJECTORY_KIND_SESSION_OPEN",
 		25: "TRAJECTORY_KIND_SESSION_COMMAND",
 		26: "TRAJECTORY_KIND_SESSION_INTERRUPT",
@@ -157,6 +160,7 @@ var (
 		"TRAJECTORY_KIND_START":             17,
 		"TRAJECTORY_KIND_SIGNAL":            18,
 		"TRAJECTORY_KIND_STDIN":             19,
+		"TRAJECTORY_KIND_RESIZE":            20,
 		"TRAJECTORY_KIND_SESSION_OPEN":      24,
 		"TRAJECTORY_KIND_SESSION_COMMAND":   25,
 		"TRAJECTORY_KIND_SESSION_INTERRUPT": 26,
@@ -245,7 +249,13 @@ type TrajectoryEntry struct {
 	// Of begun: the request, as the message of its RPC (of Write and Upload the
 	// one that opens), less sandbox_id, action_id and tag. Of ended: the data that
 	// were streamed after it. Whatever a request holds is here, secrets too.
-	Input         *TrajectoryOutput `protobuf:"bytes,23,opt,name=input,proto3" json:"input,omitempty"`
+	Input *TrajectoryOutput `protobuf:"bytes,23,opt,name=input,proto3" json:"input,omitempty"`
+	// Of the create of what was made of a pack: a fork, a sandbox that was moved, one of a
+	// layer that Pack named. Its trajectory goes on where that of the packed one was then.
+	Origin *TrajectoryOrigin `protobuf:"bytes,24,opt,name=origin,proto3" json:"origin,omitempty"`
+	// Of the end of what was streamed to a command: what it had written before which byte
+	// of it came, with a mark wherever that had become more, 256 at most.
+	Marks         []*TrajectoryMark `protobuf:"bytes,25,rep,name=marks,proto3" json:"marks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -441,6 +451,20 @@ func (x *TrajectoryEntry) GetInput() *TrajectoryOutput {
 	return nil
 }
 
+func (x *TrajectoryEntry) GetOrigin() *TrajectoryOrigin {
+	if x != nil {
+		return x.Origin
+	}
+	return nil
+}
+
+func (x *TrajectoryEntry) GetMarks() []*TrajectoryMark {
+	if x != nil {
+		return x.Marks
+	}
+	return nil
+}
+
 // TrajectoryRequest says shortly what was asked for.
 type TrajectoryRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -460,7 +484,10 @@ type TrajectoryRequest struct {
 	// Anything else, as text.
 	Note string `protobuf:"bytes,12,opt,name=note,proto3" json:"note,omitempty"`
 	// Something of it was too long and is cut.
-	Cut           bool `protobuf:"varint,13,opt,name=cut,proto3" json:"cut,omitempty"`
+	Cut bool `protobuf:"varint,13,opt,name=cut,proto3" json:"cut,omitempty"`
+	// Of what is done to a command (input, signal, resize): the bytes that it had written by
+	// then, as far as the log had taken them.
+	OutputBytes   int64 `protobuf:"varint,14,opt,name=output_bytes,json=outputBytes,proto3" json:"output_bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -586,6 +613,13 @@ func (x *TrajectoryRequest) GetCut() bool {
 	return false
 }
 
+func (x *TrajectoryRequest) GetOutputBytes() int64 {
+	if x != nil {
+		return x.OutputBytes
+	}
+	return 0
+}
+
 type TrajectoryError struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// As in ErrorDetail.
@@ -653,7 +687,8 @@ type TrajectoryOutput struct {
 	// tail has the end.
 	KeptBytes int64 `protobuf:"varint,4,opt,name=kept_bytes,json=keptBytes,proto3" json:"kept_bytes,omitempty"`
 	// SHA-256 of the object: the pieces of all that is kept as messages, each
-	// after its length (varint), none over 64 KiB and as few as there can be.
+	// after its length (varint), none over 64 KiB and as few as there can be. Of what was
+	// streamed to an action: SHA-256 of the bytes that are kept.
 	Digest []byte `protobuf:"bytes,5,opt,name=digest,proto3" json:"digest,omitempty"`
 	// Why not all is kept.
 	GapReason     string `protobuf:"bytes,6,opt,name=gap_reason,json=gapReason,proto3" json:"gap_reason,omitempty"`
@@ -1185,11 +1220,138 @@ func (x *ReadTrajectoryOutputResponse) GetPiece() *TrajectoryOutputPiece {
 	return nil
 }
 
+// TrajectoryOrigin is the pack that a sandbox was made of.
+type TrajectoryOrigin struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The sandbox that was packed.
+	SandboxId string `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	// Of the entry of its trajectory with which the pack began. What had ended before it is in
+	// the layer; what began after the pack's end is not.
+	Seq uint64 `protobuf:"varint,2,opt,name=seq,proto3" json:"seq,omitempty"`
+	// Digest of the layer.
+	Layer         string `protobuf:"bytes,3,opt,name=layer,proto3" json:"layer,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TrajectoryOrigin) Reset() {
+	*x = TrajectoryOrigin{}
+	mi := &file_dsec_v1_trajectory_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TrajectoryOrigin) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TrajectoryOrigin) ProtoMessage() {}
+
+func (x *TrajectoryOrigin) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_trajectory_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TrajectoryOrigin.ProtoReflect.Descriptor instead.
+func (*TrajectoryOrigin) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_trajectory_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *TrajectoryOrigin) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+func (x *TrajectoryOrigin) GetSeq() uint64 {
+	if x != nil {
+		return x.Seq
+	}
+	return 0
+}
+
+func (x *TrajectoryOrigin) GetLayer() string {
+	if x != nil {
+		return x.Layer
+	}
+	return ""
+}
+
+// TrajectoryMark says that a command had written so much before so much input came.
+type TrajectoryMark struct {
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	InputBytes  int64                  `protobuf:"varint,1,opt,name=input_bytes,json=inputBytes,proto3" json:"input_bytes,omitempty"`
+	OutputBytes int64                  `protobuf:"varint,2,opt,name=output_bytes,json=outputBytes,proto3" json:"output_bytes,omitempty"`
+	// Since the stream began.
+	Milliseconds  int64 `protobuf:"varint,3,opt,name=milliseconds,proto3" json:"milliseconds,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TrajectoryMark) Reset() {
+	*x = TrajectoryMark{}
+	mi := &file_dsec_v1_trajectory_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TrajectoryMark) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TrajectoryMark) ProtoMessage() {}
+
+func (x *TrajectoryMark) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_trajectory_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TrajectoryMark.ProtoReflect.Descriptor instead.
+func (*TrajectoryMark) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_trajectory_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *TrajectoryMark) GetInputBytes() int64 {
+	if x != nil {
+		return x.InputBytes
+	}
+	return 0
+}
+
+func (x *TrajectoryMark) GetOutputBytes() int64 {
+	if x != nil {
+		return x.OutputBytes
+	}
+	return 0
+}
+
+func (x *TrajectoryMark) GetMilliseconds() int64 {
+	if x != nil {
+		return x.Milliseconds
+	}
+	return 0
+}
+
 var File_dsec_v1_trajectory_proto protoreflect.FileDescriptor
 
 const file_dsec_v1_trajectory_proto_rawDesc = "" +
 	"\n" +
-	"\x18dsec/v1/trajectory.proto\x12\adsec.v1\x1a\x15dsec/v1/process.proto\x1a\x13dsec/v1/types.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xe1\x06\n" +
+	"\x18dsec/v1/trajectory.proto\x12\adsec.v1\x1a\x15dsec/v1/process.proto\x1a\x13dsec/v1/types.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xc3\a\n" +
 	"\x0fTrajectoryEntry\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12\x1d\n" +
 	"\n" +
@@ -1217,7 +1379,9 @@ const file_dsec_v1_trajectory_proto_rawDesc = "" +
 	"\x06reason\x18\x14 \x01(\tR\x06reason\x12(\n" +
 	"\x03gap\x18\x15 \x01(\v2\x16.dsec.v1.TrajectoryGapR\x03gap\x12\x12\n" +
 	"\x04spec\x18\x16 \x01(\fR\x04spec\x12/\n" +
-	"\x05input\x18\x17 \x01(\v2\x19.dsec.v1.TrajectoryOutputR\x05input\"\xe4\x02\n" +
+	"\x05input\x18\x17 \x01(\v2\x19.dsec.v1.TrajectoryOutputR\x05input\x121\n" +
+	"\x06origin\x18\x18 \x01(\v2\x19.dsec.v1.TrajectoryOriginR\x06origin\x12-\n" +
+	"\x05marks\x18\x19 \x03(\v2\x17.dsec.v1.TrajectoryMarkR\x05marks\"\x87\x03\n" +
 	"\x11TrajectoryRequest\x12\x12\n" +
 	"\x04argv\x18\x01 \x03(\fR\x04argv\x12\x14\n" +
 	"\x05shell\x18\x02 \x01(\tR\x05shell\x12\x10\n" +
@@ -1235,7 +1399,8 @@ const file_dsec_v1_trajectory_proto_rawDesc = "" +
 	"inputBytes\x123\n" +
 	"\atimeout\x18\v \x01(\v2\x19.google.protobuf.DurationR\atimeout\x12\x12\n" +
 	"\x04note\x18\f \x01(\tR\x04note\x12\x10\n" +
-	"\x03cut\x18\r \x01(\bR\x03cut\"Y\n" +
+	"\x03cut\x18\r \x01(\bR\x03cut\x12!\n" +
+	"\foutput_bytes\x18\x0e \x01(\x03R\voutputBytes\"Y\n" +
 	"\x0fTrajectoryError\x12,\n" +
 	"\x06detail\x18\x01 \x01(\v2\x14.dsec.v1.ErrorDetailR\x06detail\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\"\xf1\x01\n" +
@@ -1278,13 +1443,23 @@ const file_dsec_v1_trajectory_proto_rawDesc = "" +
 	"\x03seq\x18\x02 \x01(\x04R\x03seq\x12\x14\n" +
 	"\x05input\x18\x03 \x01(\bR\x05input\"T\n" +
 	"\x1cReadTrajectoryOutputResponse\x124\n" +
-	"\x05piece\x18\x01 \x01(\v2\x1e.dsec.v1.TrajectoryOutputPieceR\x05piece*\xa1\x01\n" +
+	"\x05piece\x18\x01 \x01(\v2\x1e.dsec.v1.TrajectoryOutputPieceR\x05piece\"Y\n" +
+	"\x10TrajectoryOrigin\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x10\n" +
+	"\x03seq\x18\x02 \x01(\x04R\x03seq\x12\x14\n" +
+	"\x05layer\x18\x03 \x01(\tR\x05layer\"x\n" +
+	"\x0eTrajectoryMark\x12\x1f\n" +
+	"\vinput_bytes\x18\x01 \x01(\x03R\n" +
+	"inputBytes\x12!\n" +
+	"\foutput_bytes\x18\x02 \x01(\x03R\voutputBytes\x12\"\n" +
+	"\fmilliseconds\x18\x03 \x01(\x03R\fmilliseconds*\xa1\x01\n" +
 	"\x0fTrajectoryPhase\x12 \n" +
 	"\x1cTRAJECTORY_PHASE_UNSPECIFIED\x10\x00\x12\x1a\n" +
 	"\x16TRAJECTORY_PHASE_BEGUN\x10\x01\x12\x1a\n" +
 	"\x16TRAJECTORY_PHASE_ENDED\x10\x02\x12\x1a\n" +
 	"\x16TRAJECTORY_PHASE_EVENT\x10\x03\x12\x18\n" +
-	"\x14TRAJECTORY_PHASE_GAP\x10\x04*\xab\x06\n" +
+	"\x14TRAJECTORY_PHASE_GAP\x10\x04*\xc7\x06\n" +
 	"\x0eTrajectoryKind\x12\x1f\n" +
 	"\x1bTRAJECTORY_KIND_UNSPECIFIED\x10\x00\x12\x1a\n" +
 	"\x16TRAJECTORY_KIND_CREATE\x10\x01\x12\x18\n" +
@@ -1298,7 +1473,8 @@ const file_dsec_v1_trajectory_proto_rawDesc = "" +
 	"\x14TRAJECTORY_KIND_EXEC\x10\x10\x12\x19\n" +
 	"\x15TRAJECTORY_KIND_START\x10\x11\x12\x1a\n" +
 	"\x16TRAJECTORY_KIND_SIGNAL\x10\x12\x12\x19\n" +
-	"\x15TRAJECTORY_KIND_STDIN\x10\x13\x12 \n" +
+	"\x15TRAJECTORY_KIND_STDIN\x10\x13\x12\x1a\n" +
+	"\x16TRAJECTORY_KIND_RESIZE\x10\x14\x12 \n" +
 	"\x1cTRAJECTORY_KIND_SESSION_OPEN\x10\x18\x12#\n" +
 	"\x1fTRAJECTORY_KIND_SESSION_COMMAND\x10\x19\x12%\n" +
 	"!TRAJECTORY_KIND_SESSION_INTERRUPT\x10\x1a\x12!\n" +
@@ -1331,7 +1507,7 @@ func file_dsec_v1_trajectory_proto_rawDescGZIP() []byte {
 }
 
 var file_dsec_v1_trajectory_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_dsec_v1_trajectory_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_dsec_v1_trajectory_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
 var file_dsec_v1_trajectory_proto_goTypes = []any{
 	(TrajectoryPhase)(0),                 // 0: dsec.v1.TrajectoryPhase
 	(TrajectoryKind)(0),                  // 1: dsec.v1.TrajectoryKind
@@ -1347,46 +1523,50 @@ var file_dsec_v1_trajectory_proto_goTypes = []any{
 	(*FollowTrajectoryResponse)(nil),     // 11: dsec.v1.FollowTrajectoryResponse
 	(*ReadTrajectoryOutputRequest)(nil),  // 12: dsec.v1.ReadTrajectoryOutputRequest
 	(*ReadTrajectoryOutputResponse)(nil), // 13: dsec.v1.ReadTrajectoryOutputResponse
-	(*timestamppb.Timestamp)(nil),        // 14: google.protobuf.Timestamp
-	(*Outcome)(nil),                      // 15: dsec.v1.Outcome
-	(*Usage)(nil),                        // 16: dsec.v1.Usage
-	(*durationpb.Duration)(nil),          // 17: google.protobuf.Duration
-	(*ErrorDetail)(nil),                  // 18: dsec.v1.ErrorDetail
-	(Stream)(0),                          // 19: dsec.v1.Stream
+	(*TrajectoryOrigin)(nil),             // 14: dsec.v1.TrajectoryOrigin
+	(*TrajectoryMark)(nil),               // 15: dsec.v1.TrajectoryMark
+	(*timestamppb.Timestamp)(nil),        // 16: google.protobuf.Timestamp
+	(*Outcome)(nil),                      // 17: dsec.v1.Outcome
+	(*Usage)(nil),                        // 18: dsec.v1.Usage
+	(*durationpb.Duration)(nil),          // 19: google.protobuf.Duration
+	(*ErrorDetail)(nil),                  // 20: dsec.v1.ErrorDetail
+	(Stream)(0),                          // 21: dsec.v1.Stream
 }
 var file_dsec_v1_trajectory_proto_depIdxs = []int32{
-	14, // 0: dsec.v1.TrajectoryEntry.time:type_name -> google.protobuf.Timestamp
+	16, // 0: dsec.v1.TrajectoryEntry.time:type_name -> google.protobuf.Timestamp
 	0,  // 1: dsec.v1.TrajectoryEntry.phase:type_name -> dsec.v1.TrajectoryPhase
 	1,  // 2: dsec.v1.TrajectoryEntry.kind:type_name -> dsec.v1.TrajectoryKind
 	3,  // 3: dsec.v1.TrajectoryEntry.request:type_name -> dsec.v1.TrajectoryRequest
-	15, // 4: dsec.v1.TrajectoryEntry.outcome:type_name -> dsec.v1.Outcome
+	17, // 4: dsec.v1.TrajectoryEntry.outcome:type_name -> dsec.v1.Outcome
 	4,  // 5: dsec.v1.TrajectoryEntry.error:type_name -> dsec.v1.TrajectoryError
 	5,  // 6: dsec.v1.TrajectoryEntry.output:type_name -> dsec.v1.TrajectoryOutput
-	16, // 7: dsec.v1.TrajectoryEntry.usage:type_name -> dsec.v1.Usage
-	17, // 8: dsec.v1.TrajectoryEntry.duration:type_name -> google.protobuf.Duration
+	18, // 7: dsec.v1.TrajectoryEntry.usage:type_name -> dsec.v1.Usage
+	19, // 8: dsec.v1.TrajectoryEntry.duration:type_name -> google.protobuf.Duration
 	7,  // 9: dsec.v1.TrajectoryEntry.gap:type_name -> dsec.v1.TrajectoryGap
 	5,  // 10: dsec.v1.TrajectoryEntry.input:type_name -> dsec.v1.TrajectoryOutput
-	17, // 11: dsec.v1.TrajectoryRequest.timeout:type_name -> google.protobuf.Duration
-	18, // 12: dsec.v1.TrajectoryError.detail:type_name -> dsec.v1.ErrorDetail
-	6,  // 13: dsec.v1.TrajectoryOutput.head:type_name -> dsec.v1.TrajectoryOutputPiece
-	6,  // 14: dsec.v1.TrajectoryOutput.tail:type_name -> dsec.v1.TrajectoryOutputPiece
-	19, // 15: dsec.v1.TrajectoryOutputPiece.stream:type_name -> dsec.v1.Stream
-	1,  // 16: dsec.v1.ListTrajectoryRequest.kinds:type_name -> dsec.v1.TrajectoryKind
-	2,  // 17: dsec.v1.ListTrajectoryResponse.entries:type_name -> dsec.v1.TrajectoryEntry
-	1,  // 18: dsec.v1.FollowTrajectoryRequest.kinds:type_name -> dsec.v1.TrajectoryKind
-	2,  // 19: dsec.v1.FollowTrajectoryResponse.entry:type_name -> dsec.v1.TrajectoryEntry
-	6,  // 20: dsec.v1.ReadTrajectoryOutputResponse.piece:type_name -> dsec.v1.TrajectoryOutputPiece
-	8,  // 21: dsec.v1.TrajectoryService.List:input_type -> dsec.v1.ListTrajectoryRequest
-	10, // 22: dsec.v1.TrajectoryService.Follow:input_type -> dsec.v1.FollowTrajectoryRequest
-	12, // 23: dsec.v1.TrajectoryService.ReadOutput:input_type -> dsec.v1.ReadTrajectoryOutputRequest
-	9,  // 24: dsec.v1.TrajectoryService.List:output_type -> dsec.v1.ListTrajectoryResponse
-	11, // 25: dsec.v1.TrajectoryService.Follow:output_type -> dsec.v1.FollowTrajectoryResponse
-	13, // 26: dsec.v1.TrajectoryService.ReadOutput:output_type -> dsec.v1.ReadTrajectoryOutputResponse
-	24, // [24:27] is the sub-list for method output_type
-	21, // [21:24] is the sub-list for method input_type
-	21, // [21:21] is the sub-list for extension type_name
-	21, // [21:21] is the sub-list for extension extendee
-	0,  // [0:21] is the sub-list for field type_name
+	14, // 11: dsec.v1.TrajectoryEntry.origin:type_name -> dsec.v1.TrajectoryOrigin
+	15, // 12: dsec.v1.TrajectoryEntry.marks:type_name -> dsec.v1.TrajectoryMark
+	19, // 13: dsec.v1.TrajectoryRequest.timeout:type_name -> google.protobuf.Duration
+	20, // 14: dsec.v1.TrajectoryError.detail:type_name -> dsec.v1.ErrorDetail
+	6,  // 15: dsec.v1.TrajectoryOutput.head:type_name -> dsec.v1.TrajectoryOutputPiece
+	6,  // 16: dsec.v1.TrajectoryOutput.tail:type_name -> dsec.v1.TrajectoryOutputPiece
+	21, // 17: dsec.v1.TrajectoryOutputPiece.stream:type_name -> dsec.v1.Stream
+	1,  // 18: dsec.v1.ListTrajectoryRequest.kinds:type_name -> dsec.v1.TrajectoryKind
+	2,  // 19: dsec.v1.ListTrajectoryResponse.entries:type_name -> dsec.v1.TrajectoryEntry
+	1,  // 20: dsec.v1.FollowTrajectoryRequest.kinds:type_name -> dsec.v1.TrajectoryKind
+	2,  // 21: dsec.v1.FollowTrajectoryResponse.entry:type_name -> dsec.v1.TrajectoryEntry
+	6,  // 22: dsec.v1.ReadTrajectoryOutputResponse.piece:type_name -> dsec.v1.TrajectoryOutputPiece
+	8,  // 23: dsec.v1.TrajectoryService.List:input_type -> dsec.v1.ListTrajectoryRequest
+	10, // 24: dsec.v1.TrajectoryService.Follow:input_type -> dsec.v1.FollowTrajectoryRequest
+	12, // 25: dsec.v1.TrajectoryService.ReadOutput:input_type -> dsec.v1.ReadTrajectoryOutputRequest
+	9,  // 26: dsec.v1.TrajectoryService.List:output_type -> dsec.v1.ListTrajectoryResponse
+	11, // 27: dsec.v1.TrajectoryService.Follow:output_type -> dsec.v1.FollowTrajectoryResponse
+	13, // 28: dsec.v1.TrajectoryService.ReadOutput:output_type -> dsec.v1.ReadTrajectoryOutputResponse
+	26, // [26:29] is the sub-list for method output_type
+	23, // [23:26] is the sub-list for method input_type
+	23, // [23:23] is the sub-list for extension type_name
+	23, // [23:23] is the sub-list for extension extendee
+	0,  // [0:23] is the sub-list for field type_name
 }
 
 func init() { file_dsec_v1_trajectory_proto_init() }
@@ -1402,7 +1582,7 @@ func file_dsec_v1_trajectory_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dsec_v1_trajectory_proto_rawDesc), len(file_dsec_v1_trajectory_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   12,
+			NumMessages:   14,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -441,7 +441,12 @@ def layer(m: layer_pb2.Layer) -> t.Layer:
         created=when(m.created),
         source=m.source,
         source_digest=m.source_digest,
-        origin=t.LayerOrigin(type=m.origin.type, location=m.origin.location, revision=m.origin.revision)
+        origin=t.LayerOrigin(
+            type=m.origin.type,
+            location=m.origin.location,
+            revision=m.origin.revision,
+            entry=m.origin.entry,
+        )
         if m.HasField("origin")
         else None,
         config=t.LayerConfig(

@@ -38,6 +38,7 @@ _UNARY: dict[int, Method[Any, Any]] = {
     t.TRAJECTORY_KIND_EXEC: m.EXEC,
     t.TRAJECTORY_KIND_SIGNAL: m.SIGNAL,
     t.TRAJECTORY_KIND_STDIN: replace(m.WRITE_STDIN, action=True),
+    t.TRAJECTORY_KIND_RESIZE: replace(m.RESIZE, action=True),
     t.TRAJECTORY_KIND_SESSION_OPEN: m.OPEN_SESSION,
     t.TRAJECTORY_KIND_SESSION_INTERRUPT: m.INTERRUPT_COMMAND,
     t.TRAJECTORY_KIND_SESSION_CLOSE: m.CLOSE_SESSION,
@@ -56,6 +57,7 @@ _ANSWERED_BY_STREAM: dict[int, Method[Any, Any]] = {
 _STREAM_STDIN = replace(m.STREAM_STDIN, action=True)
 _CHUNK = 256 << 10
 _BEGIN_TIMEOUT = 60.0
+_PACE_TIMEOUT = 10.0
 
 
 class _Fixed(Trajectory):
@@ -82,6 +84,9 @@ class _Step:
     ended: t.TrajectoryEntry | None = None
     failed: BaseException | None = None  # it was not begun
     task: asyncio.Task[None] | None = None
+    wrote: int = 0  # what the command that it starts has written
+    short: int = 0  # so much less than the original wrote
+    over: bool = False  # nothing more comes
 
 
 @dataclass
@@ -102,6 +107,8 @@ class Replayer:
     _steps: dict[int, _Step] = field(default_factory=dict)
     _processes: dict[int, int] = field(default_factory=dict)
     _sessions: dict[str, str] = field(default_factory=dict)
+    _commands: dict[int, _Step] = field(default_factory=dict)  # by the fresh sandbox's processes
+    _before: float = 0.0  # the time of the entry before
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
     _broken: BaseException | None = None
 
@@ -161,6 +168,7 @@ class Replayer:
                 await self._end(e)
             elif e.kind != t.TRAJECTORY_KIND_CREATE:
                 self.result.skipped += 1
+            self._before = _time(e)
         if self.result.difference is None:
             self.result.unended += len(self._steps)
 
@@ -175,10 +183,14 @@ class Replayer:
             raise OutcomeUnknownError(f"{why}: it cannot be replayed")
         step = _Step(e, end, f"replay-{e.seq}")
         call = await self._call(step)
+        # What was typed once a command had asked for it is typed then again.
+        process = self._processes.get(e.request.process_id, e.request.process_id)
+        await self._has_written(process, e.request.output_bytes, _time(e) - self._before)
         self._steps[e.seq] = step
         step.task = asyncio.create_task(self._do(step, call))
         if e.kind == t.TRAJECTORY_KIND_START:
             await self._until(step, _BEGIN_TIMEOUT, lambda: step.process > 0 or step.ended is not None)
+            self._commands[step.process] = step
             if end is not None and end.process_id and step.process:
                 self._processes[end.process_id] = step.process
         else:
@@ -287,26 +299,65 @@ class Replayer:
             tar = partial(_parts, opened, data, lambda b: file_pb2.UploadRequest(data=b))
             await self.rpc.client_stream(m.UPLOAD, request, tar, again=True)
         elif _streamed(request):
-            stdin = partial(
-                _parts,
-                request,
-                data,
-                lambda b: process_pb2.WriteStdinRequest(
-                    sandbox_id=self.fresh, process_id=request.process_id, data=b
-                ),
-            )
-            await self.rpc.client_stream(_STREAM_STDIN, request, stdin, again=True)
+            await self.rpc.client_stream(_STREAM_STDIN, request, partial(self._stdin, step, request), again=True)
         elif kind in _UNARY:
             await self.rpc.unary(_UNARY[kind], request)
         else:
-            stream = await self.rpc.server_stream(_ANSWERED_BY_STREAM[kind], request)
             try:
-                while (message := await stream.receive()) is not None:
-                    if isinstance(message, process_pb2.ProcessEvent) and message.HasField("started"):
-                        step.process = message.started.process_id
-                        await self._notify()
+                await self._events(step, _ANSWERED_BY_STREAM[kind], request)
+                if kind == t.TRAJECTORY_KIND_START and request.detach and step.process:
+                    attach = process_pb2.AttachRequest(sandbox_id=self.fresh, process_id=step.process)
+                    await self._events(step, m.ATTACH, attach)
             finally:
-                stream.close()
+                step.over = True
+                await self._notify()
+
+    async def _events(self, step: _Step, method: Method[Any, Any], request: Any) -> None:
+        stream = await self.rpc.server_stream(method, request)
+        try:
+            while (message := await stream.receive()) is not None:
+                if not isinstance(message, process_pb2.ProcessEvent):
+                    continue
+                if message.HasField("started"):
+                    step.process = message.started.process_id
+                elif message.HasField("output"):
+                    step.wrote = max(step.wrote, message.output.seq + len(message.output.data))
+                elif message.HasField("gap"):
+                    step.wrote = max(step.wrote, message.gap.to)
+                else:
+                    continue
+                await self._notify()
+        finally:
+            stream.close()
+
+    async def _stdin(self, step: _Step, request: Any) -> AsyncGenerator[Any, None]:
+        """Yield what was streamed to a command, each part once that has written what it had then."""
+        yield request
+        at, before = 0, 0
+        marks = [] if step.end is None else list(step.end.marks)
+        while at < len(step.data):
+            while marks and marks[0].input_bytes <= at:
+                mark = marks.pop(0)
+                took = (mark.milliseconds - before) / 1000
+                await self._has_written(request.process_id, mark.output_bytes, took)
+                before = mark.milliseconds
+            to = min(at + _CHUNK, len(step.data), *(x.input_bytes for x in marks[:1]))
+            yield process_pb2.WriteStdinRequest(
+                sandbox_id=self.fresh, process_id=request.process_id, data=step.data[at:to]
+            )
+            at = to
+
+    async def _has_written(self, process: int, count: int, took: float) -> None:
+        """Wait until a command has written so much, or does not come so far: then it writes less."""
+        command = self._commands.get(process)
+        if command is None:
+            return
+
+        def enough() -> bool:
+            return command.over or command.wrote + command.short >= count
+
+        if not await self._until(command, _PACE_TIMEOUT + 2 * max(0.0, took), enough):
+            command.short = max(0, count - command.wrote)
 
     async def _began(self, step: _Step) -> bool:
         """Ask whether the fresh sandbox's trajectory has an action of which it has not told yet."""
@@ -383,6 +434,10 @@ def _request(spec: dict[str, Any], layers: Sequence[str]) -> sandbox_pb2.CreateR
         idle_action=spec.get("idle_action", ""),
         request_id=uuid.uuid4().hex,
     )
+
+
+def _time(e: t.TrajectoryEntry) -> float:
+    return e.time.seconds + e.time.nanos / 1e9
 
 
 def _duration(nanoseconds: int) -> Duration:

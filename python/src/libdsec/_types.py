@@ -404,17 +404,19 @@ class LayerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerOrigin:
-    """Where an image or a checkout came from.
+    """Where an image, a checkout or a pack came from.
 
     Attributes:
         type: registry, git or sandbox.
-        location: The image's reference in full, or the repository's URL.
-        revision: Digest of the image's manifest, or the commit.
+        location: The image's reference in full, the repository's URL, or the sandbox's ID.
+        revision: Digest of the image's manifest, the commit, or the time.
+        entry: Of a sandbox: the entry of its trajectory with which the pack began.
     """
 
     type: str
     location: str
     revision: str
+    entry: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

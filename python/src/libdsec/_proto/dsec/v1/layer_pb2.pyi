@@ -38,14 +38,16 @@ class Layer(_message.Message):
     def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ..., size: _Optional[int] = ..., files: _Optional[int] = ..., created: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., source: _Optional[str] = ..., source_digest: _Optional[str] = ..., config: _Optional[_Union[LayerConfig, _Mapping]] = ..., kind: _Optional[str] = ..., findings: _Optional[_Iterable[str]] = ..., origin: _Optional[_Union[LayerOrigin, _Mapping]] = ..., at: _Optional[str] = ..., parents: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class LayerOrigin(_message.Message):
-    __slots__ = ("type", "location", "revision")
+    __slots__ = ("type", "location", "revision", "entry")
     TYPE_FIELD_NUMBER: _ClassVar[int]
     LOCATION_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_FIELD_NUMBER: _ClassVar[int]
     type: str
     location: str
     revision: str
-    def __init__(self, type: _Optional[str] = ..., location: _Optional[str] = ..., revision: _Optional[str] = ...) -> None: ...
+    entry: int
+    def __init__(self, type: _Optional[str] = ..., location: _Optional[str] = ..., revision: _Optional[str] = ..., entry: _Optional[int] = ...) -> None: ...
 
 class LayerConfig(_message.Message):
     __slots__ = ("env", "user", "workdir", "entrypoint", "cmd")

@@ -34,6 +34,7 @@ class TrajectoryKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TRAJECTORY_KIND_START: _ClassVar[TrajectoryKind]
     TRAJECTORY_KIND_SIGNAL: _ClassVar[TrajectoryKind]
     TRAJECTORY_KIND_STDIN: _ClassVar[TrajectoryKind]
+    TRAJECTORY_KIND_RESIZE: _ClassVar[TrajectoryKind]
     TRAJECTORY_KIND_SESSION_OPEN: _ClassVar[TrajectoryKind]
     TRAJECTORY_KIND_SESSION_COMMAND: _ClassVar[TrajectoryKind]
     TRAJECTORY_KIND_SESSION_INTERRUPT: _ClassVar[TrajectoryKind]
@@ -65,6 +66,7 @@ TRAJECTORY_KIND_EXEC: TrajectoryKind
 TRAJECTORY_KIND_START: TrajectoryKind
 TRAJECTORY_KIND_SIGNAL: TrajectoryKind
 TRAJECTORY_KIND_STDIN: TrajectoryKind
+TRAJECTORY_KIND_RESIZE: TrajectoryKind
 TRAJECTORY_KIND_SESSION_OPEN: TrajectoryKind
 TRAJECTORY_KIND_SESSION_COMMAND: TrajectoryKind
 TRAJECTORY_KIND_SESSION_INTERRUPT: TrajectoryKind
@@ -80,7 +82,7 @@ TRAJECTORY_KIND_FILE_STAT: TrajectoryKind
 TRAJECTORY_KIND_FILE_LIST: TrajectoryKind
 
 class TrajectoryEntry(_message.Message):
-    __slots__ = ("seq", "sandbox_id", "time", "phase", "kind", "caller", "action_id", "request_digest", "request", "begun_seq", "outcome", "error", "output", "usage", "duration", "process_id", "session_id", "response", "state", "reason", "gap", "spec", "input")
+    __slots__ = ("seq", "sandbox_id", "time", "phase", "kind", "caller", "action_id", "request_digest", "request", "begun_seq", "outcome", "error", "output", "usage", "duration", "process_id", "session_id", "response", "state", "reason", "gap", "spec", "input", "origin", "marks")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     SANDBOX_ID_FIELD_NUMBER: _ClassVar[int]
     TIME_FIELD_NUMBER: _ClassVar[int]
@@ -104,6 +106,8 @@ class TrajectoryEntry(_message.Message):
     GAP_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     INPUT_FIELD_NUMBER: _ClassVar[int]
+    ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    MARKS_FIELD_NUMBER: _ClassVar[int]
     seq: int
     sandbox_id: str
     time: _timestamp_pb2.Timestamp
@@ -127,10 +131,12 @@ class TrajectoryEntry(_message.Message):
     gap: TrajectoryGap
     spec: bytes
     input: TrajectoryOutput
-    def __init__(self, seq: _Optional[int] = ..., sandbox_id: _Optional[str] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., phase: _Optional[_Union[TrajectoryPhase, str]] = ..., kind: _Optional[_Union[TrajectoryKind, str]] = ..., caller: _Optional[str] = ..., action_id: _Optional[str] = ..., request_digest: _Optional[bytes] = ..., request: _Optional[_Union[TrajectoryRequest, _Mapping]] = ..., begun_seq: _Optional[int] = ..., outcome: _Optional[_Union[_types_pb2.Outcome, _Mapping]] = ..., error: _Optional[_Union[TrajectoryError, _Mapping]] = ..., output: _Optional[_Union[TrajectoryOutput, _Mapping]] = ..., usage: _Optional[_Union[_types_pb2.Usage, _Mapping]] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., process_id: _Optional[int] = ..., session_id: _Optional[str] = ..., response: _Optional[bytes] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., gap: _Optional[_Union[TrajectoryGap, _Mapping]] = ..., spec: _Optional[bytes] = ..., input: _Optional[_Union[TrajectoryOutput, _Mapping]] = ...) -> None: ...
+    origin: TrajectoryOrigin
+    marks: _containers.RepeatedCompositeFieldContainer[TrajectoryMark]
+    def __init__(self, seq: _Optional[int] = ..., sandbox_id: _Optional[str] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., phase: _Optional[_Union[TrajectoryPhase, str]] = ..., kind: _Optional[_Union[TrajectoryKind, str]] = ..., caller: _Optional[str] = ..., action_id: _Optional[str] = ..., request_digest: _Optional[bytes] = ..., request: _Optional[_Union[TrajectoryRequest, _Mapping]] = ..., begun_seq: _Optional[int] = ..., outcome: _Optional[_Union[_types_pb2.Outcome, _Mapping]] = ..., error: _Optional[_Union[TrajectoryError, _Mapping]] = ..., output: _Optional[_Union[TrajectoryOutput, _Mapping]] = ..., usage: _Optional[_Union[_types_pb2.Usage, _Mapping]] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., process_id: _Optional[int] = ..., session_id: _Optional[str] = ..., response: _Optional[bytes] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., gap: _Optional[_Union[TrajectoryGap, _Mapping]] = ..., spec: _Optional[bytes] = ..., input: _Optional[_Union[TrajectoryOutput, _Mapping]] = ..., origin: _Optional[_Union[TrajectoryOrigin, _Mapping]] = ..., marks: _Optional[_Iterable[_Union[TrajectoryMark, _Mapping]]] = ...) -> None: ...
 
 class TrajectoryRequest(_message.Message):
-    __slots__ = ("argv", "shell", "cwd", "user", "path", "new_path", "session_id", "process_id", "signal", "input_bytes", "timeout", "note", "cut")
+    __slots__ = ("argv", "shell", "cwd", "user", "path", "new_path", "session_id", "process_id", "signal", "input_bytes", "timeout", "note", "cut", "output_bytes")
     ARGV_FIELD_NUMBER: _ClassVar[int]
     SHELL_FIELD_NUMBER: _ClassVar[int]
     CWD_FIELD_NUMBER: _ClassVar[int]
@@ -144,6 +150,7 @@ class TrajectoryRequest(_message.Message):
     TIMEOUT_FIELD_NUMBER: _ClassVar[int]
     NOTE_FIELD_NUMBER: _ClassVar[int]
     CUT_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_BYTES_FIELD_NUMBER: _ClassVar[int]
     argv: _containers.RepeatedScalarFieldContainer[bytes]
     shell: str
     cwd: str
@@ -157,7 +164,8 @@ class TrajectoryRequest(_message.Message):
     timeout: _duration_pb2.Duration
     note: str
     cut: bool
-    def __init__(self, argv: _Optional[_Iterable[bytes]] = ..., shell: _Optional[str] = ..., cwd: _Optional[str] = ..., user: _Optional[str] = ..., path: _Optional[bytes] = ..., new_path: _Optional[bytes] = ..., session_id: _Optional[str] = ..., process_id: _Optional[int] = ..., signal: _Optional[int] = ..., input_bytes: _Optional[int] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., note: _Optional[str] = ..., cut: bool = ...) -> None: ...
+    output_bytes: int
+    def __init__(self, argv: _Optional[_Iterable[bytes]] = ..., shell: _Optional[str] = ..., cwd: _Optional[str] = ..., user: _Optional[str] = ..., path: _Optional[bytes] = ..., new_path: _Optional[bytes] = ..., session_id: _Optional[str] = ..., process_id: _Optional[int] = ..., signal: _Optional[int] = ..., input_bytes: _Optional[int] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., note: _Optional[str] = ..., cut: bool = ..., output_bytes: _Optional[int] = ...) -> None: ...
 
 class TrajectoryError(_message.Message):
     __slots__ = ("detail", "message")
@@ -252,3 +260,23 @@ class ReadTrajectoryOutputResponse(_message.Message):
     PIECE_FIELD_NUMBER: _ClassVar[int]
     piece: TrajectoryOutputPiece
     def __init__(self, piece: _Optional[_Union[TrajectoryOutputPiece, _Mapping]] = ...) -> None: ...
+
+class TrajectoryOrigin(_message.Message):
+    __slots__ = ("sandbox_id", "seq", "layer")
+    SANDBOX_ID_FIELD_NUMBER: _ClassVar[int]
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    sandbox_id: str
+    seq: int
+    layer: str
+    def __init__(self, sandbox_id: _Optional[str] = ..., seq: _Optional[int] = ..., layer: _Optional[str] = ...) -> None: ...
+
+class TrajectoryMark(_message.Message):
+    __slots__ = ("input_bytes", "output_bytes", "milliseconds")
+    INPUT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MILLISECONDS_FIELD_NUMBER: _ClassVar[int]
+    input_bytes: int
+    output_bytes: int
+    milliseconds: int
+    def __init__(self, input_bytes: _Optional[int] = ..., output_bytes: _Optional[int] = ..., milliseconds: _Optional[int] = ...) -> None: ...
