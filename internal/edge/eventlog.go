@@ -23,7 +23,8 @@ import (
 // trajectories are in, which brings durability, bounds, gaps and followers. What is a sandbox
 // there is a stretch of events here: one ends after so many, and with the edge, whose end
 // may have been that of the host, which forgets the last ones. Its name has the form of a
-// sandbox's ID, of this node, and names are in order.
+// sandbox's ID, of this node, and names are in order. An entry has its event in the field
+// spec, which is the one that may be long.
 type eventLog struct {
 	log    *slog.Logger
 	events *trajectory.Log
@@ -101,9 +102,12 @@ func (l *eventLog) stretches() []dsec.SandboxID {
 
 const stretchProject = "events"
 
-// over ends a stretch: an entry without an event is its end.
+// stretchOver is the state that the last entry of a stretch tells of.
+const stretchOver = "over"
+
+// over ends a stretch.
 func (l *eventLog) over(name dsec.SandboxID) error {
-	_, err := l.events.Append(name, &dsecv1.TrajectoryEntry{Kind: dsecv1.TrajectoryKind_TRAJECTORY_KIND_STATE})
+	_, err := l.events.Append(name, &dsecv1.TrajectoryEntry{Kind: dsecv1.TrajectoryKind_TRAJECTORY_KIND_STATE, State: stretchOver})
 	return err
 }
 
@@ -134,7 +138,7 @@ func (l *eventLog) append(project string, e *dsecv1.Event) error {
 	if err != nil {
 		return err
 	}
-	seq, err := l.events.Append(l.now, &dsecv1.TrajectoryEntry{Kind: dsecv1.TrajectoryKind_TRAJECTORY_KIND_STATE, Caller: project, Response: body})
+	seq, err := l.events.Append(l.now, &dsecv1.TrajectoryEntry{Kind: dsecv1.TrajectoryKind_TRAJECTORY_KIND_STATE, Caller: project, Spec: body})
 	if err != nil || seq < l.most {
 		return err
 	}
@@ -257,11 +261,11 @@ func (l *eventLog) tell(name dsec.SandboxID, t *dsecv1.TrajectoryEntry, f func(s
 		next.Seq = t.Gap.GetLastSeq() + 1
 		return f("", l.gap(t.Gap.GetReason()), next)
 	}
-	if len(t.Response) == 0 {
+	if t.State == stretchOver {
 		return errTurned
 	}
 	e := new(dsecv1.Event)
-	if err := proto.Unmarshal(t.Response, e); err != nil {
+	if err := proto.Unmarshal(t.Spec, e); err != nil || len(t.Spec) == 0 {
 		return f("", l.gap("an event is damaged"), next)
 	}
 	e.Time, e.Id = t.Time, fmt.Sprintf("%s-%d", name, t.Seq)

@@ -3,6 +3,7 @@ package edge_test
 import (
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -149,6 +150,33 @@ func TestEventsOfWhom(t *testing.T) {
 	if !stream.Receive() || stream.Msg().Event != nil {
 		t.Errorf("another project sees %v, %v", stream.Msg(), stream.Err())
 	}
+}
+
+// TestEventsWithManyLabels: one with as many labels as there can be, of the most bytes, is as any other.
+func TestEventsWithManyLabels(t *testing.T) {
+	n := newNode(t, nil)
+	labels := map[string]string{}
+	for i := range 64 {
+		labels[fmt.Sprint("label", i)] = strings.Repeat("\u20ac", 256) // 3 bytes
+	}
+	w := n.watch(&dsecv1.WatchNodeRequest{})
+	start := w.next
+	id := n.create(&dsecv1.CreateRequest{Labels: labels})
+	other := n.create(&dsecv1.CreateRequest{})
+	look := func(w *watching) {
+		t.Helper()
+		w.want("sandbox running")
+		if e := w.last; e.SandboxId != id || !maps.Equal(e.Labels, labels) {
+			t.Errorf("%s with %d labels", e.SandboxId, len(e.Labels))
+		}
+		w.want("sandbox running")
+		if w.last.SandboxId != other {
+			t.Errorf("then %v", w.last)
+		}
+	}
+	look(w)
+	n.restart()
+	look(n.watch(&dsecv1.WatchNodeRequest{From: start}))
 }
 
 // TestEventsThatAreGone: who comes too late is told so, and goes on with what there is.
