@@ -316,7 +316,7 @@ func (w *watch) jobs(ctx context.Context, from int64) {
 			err = store.Watch(ctx, w.s.jobs.store, jobPrefix+project+"/", from, func(changes []store.Change[job], next int64) error {
 				for _, c := range changes {
 					if e := jobEvent(c); e != nil && event.Picks(w.filter, e) {
-						if err := w.tell(ctx, e, func(at *dsecv1.EventCursor) { at.Jobs = next }); err != nil {
+						if err := w.tell(ctx, e, func(at *dsecv1.EventCursor) { at.Jobs = c.Revision + 1 }); err != nil {
 							return err
 						}
 					}
@@ -364,10 +364,11 @@ func (w *watch) jobsNow(ctx context.Context, project string) (next int64, err er
 	return next, w.tell(ctx, nil, func(at *dsecv1.EventCursor) { at.Jobs = next })
 }
 
-// jobEvent is the event of a change of a job's document; nil where its state stays.
+// jobEvent is the event of a change of a job's document; nil where its state stays. Its ID is of the
+// state and not of the change: it is the same where jobs are told as they are.
 func jobEvent(c store.Change[job]) *dsecv1.Event {
 	if c.New == nil || c.Old != nil && c.Old.State == c.New.State {
 		return nil
 	}
-	return &dsecv1.Event{Kind: event.Job, Id: fmt.Sprintf("jobs-%d-%s", c.Revision, c.Key), Job: c.Key, Labels: c.New.Labels, State: c.New.State, Time: timestamppb.New(c.New.Changed)}
+	return &dsecv1.Event{Kind: event.Job, Id: fmt.Sprintf("jobs-%d-%s", c.New.Changed.UnixNano(), c.Key), Job: c.Key, Labels: c.New.Labels, State: c.New.State, Time: timestamppb.New(c.New.Changed)}
 }
