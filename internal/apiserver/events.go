@@ -239,10 +239,12 @@ func (w *watch) node(ctx context.Context, edge *watcher.Edge, at *dsecv1.NodePos
 					return err
 				}
 			}
-			if m.Next != nil {
+			var move func(*dsecv1.EventCursor)
+			if m.Next != nil { // else it goes on from the start
 				at, since = m.Next, skipOlder(m, since)
+				move = func(c *dsecv1.EventCursor) { c.Nodes[id] = m.Next }
 			}
-			err := w.tell(ctx, m.Event, func(c *dsecv1.EventCursor) { c.Nodes[id] = m.Next })
+			err := w.tell(ctx, m.Event, move)
 			answered()
 			return err
 		})

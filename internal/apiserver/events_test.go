@@ -2,6 +2,7 @@ package apiserver
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"testing"
@@ -109,6 +110,38 @@ func TestIDsOfJobEvents(t *testing.T) {
 	if ended, second := look(); active != jobActive || ended != jobEnded || first == second {
 		t.Errorf("%s has ID %q, %s %q", active, first, ended, second)
 	}
+}
+
+// TestCursorOfAQuietNode: whoever watched a node from the start that has told nothing goes on there.
+func TestCursorOfAQuietNode(t *testing.T) {
+	edge := newStub("fake")
+	r := newRig(t, edge)
+	ctx, cancel := context.WithTimeout(context.WithValue(t.Context(), principalKey{}, iam.Principal{Project: "a"}), time.Minute)
+	defer cancel()
+	known := errors.New("known")
+	var cursor *dsecv1.EventCursor
+	for range 2 {
+		err := r.server.watchEvents(ctx, cursor, cursor == nil, nil, func(e *dsecv1.Event, at *dsecv1.EventCursor) error {
+			if e != nil {
+				return nil
+			}
+			text, err := encodeCursor(at) // of all nodes
+			check(t, err)
+			cursor, err = parseCursor(text)
+			check(t, err)
+			return known
+		})
+		if !errors.Is(err, known) {
+			t.Fatal(err)
+		}
+	}
+	edge.set(func() {
+		for _, req := range edge.watched {
+			if !req.FromStart || req.From != nil {
+				t.Errorf("it was asked for %v", req)
+			}
+		}
+	})
 }
 
 func nextEvent(t *testing.T, cl *client.Client, o client.EventOptions) *client.Event {

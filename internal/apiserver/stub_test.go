@@ -72,6 +72,7 @@ type stubEdge struct {
 	checked  *dsecv1.CheckLayersRequest
 	damage   string // what CheckLayers answers
 	moving   stubMoving
+	watched  []*dsecv1.WatchNodeRequest
 
 	instead dsecv1connect.EdgeServiceHandler // of the stub itself; nil: none
 }
@@ -331,6 +332,16 @@ func (e *stubEdge) DropLayer(_ context.Context, req *connect.Request[dsecv1.Drop
 	}
 	e.dropped = append(e.dropped, req.Msg.Digest)
 	return connect.NewResponse(&dsecv1.DropLayerResponse{}), nil
+}
+
+// WatchNode has no events, and no position: nobody asked from where on.
+func (e *stubEdge) WatchNode(ctx context.Context, req *connect.Request[dsecv1.WatchNodeRequest], out *connect.ServerStream[dsecv1.WatchNodeResponse]) error {
+	e.set(func() { e.watched = append(e.watched, req.Msg) })
+	if err := out.Send(new(dsecv1.WatchNodeResponse)); err != nil {
+		return err
+	}
+	<-ctx.Done()
+	return ctx.Err()
 }
 
 func (e *stubEdge) set(f func()) {
