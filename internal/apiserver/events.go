@@ -239,10 +239,12 @@ func (w *watch) node(ctx context.Context, edge *watcher.Edge, at *dsecv1.NodePos
 					return err
 				}
 			}
-			if m.Next != nil {
+			var move func(*dsecv1.EventCursor)
+			if m.Next != nil { // else it goes on from the start
 				at, since = m.Next, skipOlder(m, since)
+				move = func(c *dsecv1.EventCursor) { c.Nodes[id] = m.Next }
 			}
-			err := w.tell(ctx, m.Event, func(c *dsecv1.EventCursor) { c.Nodes[id] = m.Next })
+			err := w.tell(ctx, m.Event, move)
 			answered()
 			return err
 		})
@@ -316,7 +318,7 @@ func (w *watch) jobs(ctx context.Context, from int64) {
 			err = store.Watch(ctx, w.s.jobs.store, jobPrefix+project+"/", from, func(changes []store.Change[job], next int64) error {
 				for _, c := range changes {
 					if e := jobEvent(c); e != nil && event.Picks(w.filter, e) {
-						if err := w.tell(ctx, e, func(at *dsecv1.EventCursor) { at.Jobs = next }); err != nil {
+						if err := w.tell(ctx, e, func(at *dsecv1.EventCursor) { at.Jobs = c.Revision + 1 }); err != nil {
 							return err
 						}
 					}
@@ -364,10 +366,11 @@ func (w *watch) jobsNow(ctx context.Context, project string) (next int64, err er
 	return next, w.tell(ctx, nil, func(at *dsecv1.EventCursor) { at.Jobs = next })
 }
 
-// jobEvent is the event of a change of a job's document; nil where its state stays.
+// jobEvent is the event of a change of a job's document; nil where its state stays. Its ID is of the
+// state and not of the change: it is the same where jobs are told as they are.
 func jobEvent(c store.Change[job]) *dsecv1.Event {
 	if c.New == nil || c.Old != nil && c.Old.State == c.New.State {
 		return nil
 	}
-	return &dsecv1.Event{Kind: event.Job, Id: fmt.Sprintf("jobs-%d-%s", c.Revision, c.Key), Job: c.Key, Labels: c.New.Labels, State: c.New.State, Time: timestamppb.New(c.New.Changed)}
+	return &dsecv1.Event{Kind: event.Job, Id: fmt.Sprintf("jobs-%d-%s", c.New.Changed.UnixNano(), c.Key), Job: c.Key, Labels: c.New.Labels, State: c.New.State, Time: timestamppb.New(c.New.Changed)}
 }

@@ -21,13 +21,15 @@ import (
 
 // Bounds of a job.
 const (
-	maxJobName   = 256 // characters
-	maxJobLabels = 64
-	maxLabel     = 256 // characters
-	leastLease   = 5 * time.Second
-	mostLease    = 24 * time.Hour
-	mostGrace    = 366 * 24 * time.Hour
-	defaultGrace = 24 * time.Hour
+	maxJobName      = 256 // characters
+	maxJobLabels    = 64
+	maxLabel        = 256 // characters
+	maxJobLabelsLen = 4 << 10
+	maxJobs         = 10_000 // of a project, those of jobRetention too
+	leastLease      = 5 * time.Second
+	mostLease       = 24 * time.Hour
+	mostGrace       = 366 * 24 * time.Hour
+	defaultGrace    = 24 * time.Hour
 )
 
 type jobService struct{ s *Server }
@@ -79,10 +81,15 @@ func checkJob(name string, labels map[string]string) error {
 	if len(labels) > maxJobLabels {
 		return dsec.Invalid("labels", "want at most %d, got %d", maxJobLabels, len(labels))
 	}
+	size := 0
 	for k, v := range labels {
 		if k == "" || utf8.RuneCountInString(k) > maxLabel || utf8.RuneCountInString(v) > maxLabel {
 			return dsec.Invalid("labels", "want names of 1 to %d characters and values of at most as many", maxLabel)
 		}
+		size += len(k) + len(v)
+	}
+	if size > maxJobLabelsLen {
+		return dsec.Invalid("labels", "want at most %d bytes in all, got %d", maxJobLabelsLen, size)
 	}
 	return nil
 }

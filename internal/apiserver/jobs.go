@@ -78,6 +78,7 @@ type jobs struct {
 	store  *store.Store
 	docs   *store.Cache[job]
 	leases *store.Cache[time.Time]
+	most   int // of a project
 }
 
 func openJobs(ctx context.Context, s *store.Store) (*jobs, error) {
@@ -90,7 +91,7 @@ func openJobs(ctx context.Context, s *store.Store) (*jobs, error) {
 		leases.Close()
 		return nil, err
 	}
-	return &jobs{store: s, docs: docs, leases: leases}, nil
+	return &jobs{store: s, docs: docs, leases: leases, most: maxJobs}, nil
 }
 
 func (b *jobs) close() {
@@ -137,6 +138,9 @@ func (b *jobs) create(ctx context.Context, project, name string, j job) (job, er
 		}
 		if !isCode(err, dsec.CodeNotFound) {
 			return job{}, err
+		}
+		if n := len(b.list(project, func(job) bool { return true })); n >= b.most {
+			return job{}, dsec.Errorf(dsec.CodeExhausted, "the project has %d jobs, with those that ended within %s, at most %d", n, jobRetention, b.most)
 		}
 		// The lease first: a job without one has expired.
 		if err := b.renew(ctx, project, name, j); err != nil {

@@ -74,6 +74,7 @@ type stubEdge struct {
 	moving   stubMoving
 	job      string // of its sandboxes
 	applied  []*dsecv1.ApplyToJobRequest
+	watched  []*dsecv1.WatchNodeRequest
 
 	instead dsecv1connect.EdgeServiceHandler // of the stub itself; nil: none
 }
@@ -333,6 +334,16 @@ func (e *stubEdge) DropLayer(_ context.Context, req *connect.Request[dsecv1.Drop
 	}
 	e.dropped = append(e.dropped, req.Msg.Digest)
 	return connect.NewResponse(&dsecv1.DropLayerResponse{}), nil
+}
+
+// WatchNode has no events, and no position: nobody asked from where on.
+func (e *stubEdge) WatchNode(ctx context.Context, req *connect.Request[dsecv1.WatchNodeRequest], out *connect.ServerStream[dsecv1.WatchNodeResponse]) error {
+	e.set(func() { e.watched = append(e.watched, req.Msg) })
+	if err := out.Send(new(dsecv1.WatchNodeResponse)); err != nil {
+		return err
+	}
+	<-ctx.Done()
+	return ctx.Err()
 }
 
 func (e *stubEdge) set(f func()) {

@@ -23,7 +23,8 @@ import (
 // trajectories are in, which brings durability, bounds, gaps and followers. What is a sandbox
 // there is a stretch of events here: one ends after so many, and with the edge, whose end
 // may have been that of the host, which forgets the last ones. Its name has the form of a
-// sandbox's ID, of this node, and names are in order.
+// sandbox's ID, of this node, and names are in order. An entry has its event in the field
+// spec, which is the one that may be long.
 type eventLog struct {
 	log    *slog.Logger
 	events *trajectory.Log
@@ -56,19 +57,23 @@ func openEventLog(dir string, segment int64, node dsec.EdgeID, most uint64, log 
 	return l, nil
 }
 
-// goOn begins a stretch where an earlier edge has left off.
+// goOn begins a stretch where an earlier edge has left off, whose last events, and positions behind
+// them, may be known to watchers though the log has lost them: no number is used twice.
 func (l *eventLog) goOn() error {
 	all := l.stretches()
 	if len(all) == 0 {
 		l.now = stretchName(dsec.NewSandboxID(l.node), 0)
 		return l.events.Add(l.now, stretchProject)
 	}
-	l.now = all[len(all)-1]
-	if last, err := l.events.Last(l.now); err != nil || last > 0 || len(all) == 1 {
-		return errors.Join(err, l.turn())
+	earlier := all[len(all)-1]
+	last, err := l.events.Last(earlier)
+	if err == nil {
+		l.now, err = l.begin(earlier)
 	}
-	// It may have died before it ended the one before.
-	return l.over(all[len(all)-2])
+	if err == nil && last == 0 && len(all) > 1 { // so that starts without events are no many stretches
+		err = l.events.Forget(context.Background(), earlier)
+	}
+	return errors.Join(err, l.forgetOld())
 }
 
 // stretchDigits are those of a stretch's number: what is before it in the name is the log's own, so that
@@ -101,9 +106,12 @@ func (l *eventLog) stretches() []dsec.SandboxID {
 
 const stretchProject = "events"
 
-// over ends a stretch: an entry without an event is its end.
+// stretchOver is the state that the last entry of a stretch tells of.
+const stretchOver = "over"
+
+// over ends a stretch.
 func (l *eventLog) over(name dsec.SandboxID) error {
-	_, err := l.events.Append(name, &dsecv1.TrajectoryEntry{Kind: dsecv1.TrajectoryKind_TRAJECTORY_KIND_STATE})
+	_, err := l.events.Append(name, &dsecv1.TrajectoryEntry{Kind: dsecv1.TrajectoryKind_TRAJECTORY_KIND_STATE, State: stretchOver})
 	return err
 }
 
@@ -134,28 +142,33 @@ func (l *eventLog) append(project string, e *dsecv1.Event) error {
 	if err != nil {
 		return err
 	}
-	seq, err := l.events.Append(l.now, &dsecv1.TrajectoryEntry{Kind: dsecv1.TrajectoryKind_TRAJECTORY_KIND_STATE, Caller: project, Response: body})
+	seq, err := l.events.Append(l.now, &dsecv1.TrajectoryEntry{Kind: dsecv1.TrajectoryKind_TRAJECTORY_KIND_STATE, Caller: project, Spec: body})
 	if err != nil || seq < l.most {
 		return err
 	}
 	return l.turn()
 }
 
-// turn ends the stretch, if there is something in it, and begins the next, which is there
-// before who follows comes to that end. The caller holds mu, or is alone.
+// turn ends the stretch and begins the next. The caller holds mu.
 func (l *eventLog) turn() error {
-	if last, err := l.events.Last(l.now); err != nil || last == 0 {
-		return err
+	next, err := l.begin(l.now)
+	if err == nil {
+		err = l.over(l.now)
 	}
-	next := stretchName(l.now, stretchNumber(l.now)+1)
-	if err := l.events.Add(next, stretchProject); err != nil {
-		return err
-	}
-	if err := l.over(l.now); err != nil {
+	if err != nil {
 		return err
 	}
 	l.now = next
 	return l.forgetOld()
+}
+
+// begin begins the stretch behind another. It is on the disk before anybody has a position in it.
+func (l *eventLog) begin(behind dsec.SandboxID) (dsec.SandboxID, error) {
+	next := stretchName(behind, stretchNumber(behind)+1)
+	if err := l.events.Add(next, stretchProject); err != nil {
+		return "", err
+	}
+	return next, l.events.Sync(context.Background())
 }
 
 // forgetOld drops the oldest stretches, while there are too many, or too many events without them.
@@ -192,26 +205,20 @@ var errTurned = errors.New("the stretch of events is over")
 func (l *eventLog) follow(ctx context.Context, from *dsecv1.NodePosition, f func(project string, e *dsecv1.Event, next *dsecv1.NodePosition) error) error {
 	name, seq := dsec.SandboxID(from.GetLog()), from.GetSeq()
 	for {
-		lost := ""
-		last, err := l.events.Last(name)
-		switch {
-		case name == "": // the oldest are meant
-			name, seq = l.stretches()[0], 1
-		case err != nil:
-			lost, name, seq = "events are kept no more, or the node was made anew", l.stretches()[0], 1
-		case l.isOver(name) && seq > last: // its end is where they were
-			lost, name, seq = lostByPower, stretchName(name, stretchNumber(name)+1), 1
-		case seq > last+1:
-			lost, seq = lostByPower, last+1
-		}
-		if lost != "" {
-			if err := f("", l.gap(lost), &dsecv1.NodePosition{Log: string(name), Seq: seq}); err != nil {
+		at := l.place(name, seq)
+		name, seq = at.name, at.seq
+		if at.lost != "" {
+			if err := f("", l.gap(at.lost), &dsecv1.NodePosition{Log: string(name), Seq: seq}); err != nil {
 				return err
 			}
 		}
-		err = l.events.Follow(ctx, name, seq, nil, func(t *dsecv1.TrajectoryEntry) error { return l.tell(name, t, f) })
+		read := l.events.Entries
+		if at.now {
+			read = l.events.Follow
+		}
+		err := read(ctx, name, seq, nil, func(t *dsecv1.TrajectoryEntry) error { return l.tell(name, t, f) })
 		switch {
-		case errors.Is(err, errTurned):
+		case err == nil, errors.Is(err, errTurned):
 			name, seq = stretchName(name, stretchNumber(name)+1), 1
 		case dsec.CodeOf(err) == dsec.CodeNotFound: // it was forgotten meanwhile
 		default:
@@ -236,13 +243,37 @@ func (l *eventLog) each(ctx context.Context, f func(e *dsecv1.Event)) error {
 	return nil
 }
 
-const lostByPower = "the last events before the node lost power are not there"
+// place is where somebody goes on who comes with a position.
+type place struct {
+	name dsec.SandboxID
+	seq  uint64
+	now  bool   // events still come there
+	lost string // why some were lost before
+}
 
-// isOver reports whether nothing is added to a stretch any more.
-func (l *eventLog) isOver(name dsec.SandboxID) bool {
+func (l *eventLog) place(name dsec.SandboxID, seq uint64) place {
+	const kept, power = "events are kept no more, or the node was made anew", "the last events before the node lost power are not there"
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return name != l.now
+	all, at := l.stretches(), place{name: name, seq: seq}
+	i, there := slices.BinarySearch(all, name)
+	last, err := l.events.Last(name)
+	switch {
+	case name == "": // the oldest are meant
+		at.name, at.seq = all[0], 1
+	case there && err == nil:
+		if seq > last+1 {
+			at.seq, at.lost = last+1, power
+		}
+	case i == 0 || i == len(all) || !strings.HasPrefix(string(name), string(l.now[:len(l.now)-stretchDigits])):
+		at.name, at.seq, at.lost = all[0], 1, kept
+	default: // it was without events when it was forgotten
+		if at.name, at.seq = all[i], 1; seq > 1 {
+			at.lost = power
+		}
+	}
+	at.now = at.name == l.now
+	return at
 }
 
 func (l *eventLog) gap(why string) *dsecv1.Event {
@@ -257,11 +288,11 @@ func (l *eventLog) tell(name dsec.SandboxID, t *dsecv1.TrajectoryEntry, f func(s
 		next.Seq = t.Gap.GetLastSeq() + 1
 		return f("", l.gap(t.Gap.GetReason()), next)
 	}
-	if len(t.Response) == 0 {
+	if t.State == stretchOver {
 		return errTurned
 	}
 	e := new(dsecv1.Event)
-	if err := proto.Unmarshal(t.Response, e); err != nil {
+	if err := proto.Unmarshal(t.Spec, e); err != nil || len(t.Spec) == 0 {
 		return f("", l.gap("an event is damaged"), next)
 	}
 	e.Time, e.Id = t.Time, fmt.Sprintf("%s-%d", name, t.Seq)

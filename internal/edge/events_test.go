@@ -2,7 +2,9 @@ package edge_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -151,6 +153,33 @@ func TestEventsOfWhom(t *testing.T) {
 	}
 }
 
+// TestEventsWithManyLabels: one with as many labels as there can be, of the most bytes, is as any other.
+func TestEventsWithManyLabels(t *testing.T) {
+	n := newNode(t, nil)
+	labels := map[string]string{}
+	for i := range 64 {
+		labels[fmt.Sprint("label", i)] = strings.Repeat("\u20ac", 256) // 3 bytes
+	}
+	w := n.watch(&dsecv1.WatchNodeRequest{})
+	start := w.next
+	id := n.create(&dsecv1.CreateRequest{Labels: labels})
+	other := n.create(&dsecv1.CreateRequest{})
+	look := func(w *watching) {
+		t.Helper()
+		w.want("sandbox running")
+		if e := w.last; e.SandboxId != id || !maps.Equal(e.Labels, labels) {
+			t.Errorf("%s with %d labels", e.SandboxId, len(e.Labels))
+		}
+		w.want("sandbox running")
+		if w.last.SandboxId != other {
+			t.Errorf("then %v", w.last)
+		}
+	}
+	look(w)
+	n.restart()
+	look(n.watch(&dsecv1.WatchNodeRequest{From: start}))
+}
+
 // TestEventsThatAreGone: who comes too late is told so, and goes on with what there is.
 func TestEventsThatAreGone(t *testing.T) {
 	n := newNode(t, func(c *edge.Config, _ *fake.Options) { edge.SetEvents(c, 5) })
@@ -174,6 +203,70 @@ func TestEventsThatAreGone(t *testing.T) {
 	n.watch(&dsecv1.WatchNodeRequest{From: gone.next}).want("gap")
 	// What is of another log altogether.
 	n.watch(&dsecv1.WatchNodeRequest{From: &dsecv1.NodePosition{Log: string(dsec.NewSandboxID("aaaaa")), Seq: 3}}).want("gap")
+}
+
+// TestEventsLostWithPower: who was told of events that the node, which lost power, has lost, is told so
+// and of all that comes, however many there were, and also where no other was in their stretch.
+func TestEventsLostWithPower(t *testing.T) {
+	for name, lost := range map[string]int{"one": 1, "some": 5} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t, nil)
+			n.create(&dsecv1.CreateRequest{})
+			testEventsLost(t, n, lost)
+		})
+		t.Run(name+" of a new stretch", func(t *testing.T) { testEventsLost(t, newNode(t, nil), lost) })
+		t.Run(name+" after a restart", func(t *testing.T) {
+			n := newNode(t, nil)
+			n.create(&dsecv1.CreateRequest{})
+			n.restart()
+			testEventsLost(t, n, lost)
+		})
+	}
+}
+
+// keepEvents copies the log of events, and puts the copy back in its place.
+func (n *node) keepEvents() (back func()) {
+	n.t.Helper()
+	dir, kept := filepath.Join(n.cfg.StateDir, "events"), filepath.Join(n.t.TempDir(), "events")
+	if err := os.CopyFS(kept, os.DirFS(dir)); err != nil {
+		n.t.Fatal(err)
+	}
+	return func() {
+		n.t.Helper()
+		if err := errors.Join(os.RemoveAll(dir), os.Rename(kept, dir)); err != nil {
+			n.t.Fatal(err)
+		}
+	}
+}
+
+func testEventsLost(t *testing.T, n *node, lost int) {
+	t.Helper()
+	w := n.watch(&dsecv1.WatchNodeRequest{})
+	none := w.next
+	back := n.keepEvents()
+	for range lost {
+		n.create(&dsecv1.CreateRequest{})
+		w.want("sandbox running")
+	}
+	w.stop()
+	n.close()
+	back()
+	for range 2 { // a later start knows as well
+		n.start()
+		next := n.create(&dsecv1.CreateRequest{})
+		for from, gap := range map[*dsecv1.NodePosition]bool{w.next: true, none: false} {
+			w := n.watch(&dsecv1.WatchNodeRequest{From: from})
+			if gap {
+				w.want("gap")
+			}
+			for w.event(); w.last.SandboxId != next; w.event() {
+				if w.last.Kind != "sandbox" {
+					t.Fatalf("event %v", w.last)
+				}
+			}
+		}
+		n.close()
+	}
 }
 
 // TestEventsThatAnEdgeDidNotTell come from the next one, which cannot know whether they did.

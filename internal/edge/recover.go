@@ -230,7 +230,7 @@ func (e *Edge) sandboxOf(id dsec.SandboxID, raw json.RawMessage) (*sandbox, erro
 	}
 	s.told, s.assumed = s.standing(), true
 	s.well() // as far as this edge knows
-	if s.reaped {
+	if s.noted = s.reaped; s.reaped {
 		s.endedAt = now - max(0, time.Since(r.Ended))
 	}
 	if r.Boot != e.bootID && r.Deadline > 0 {

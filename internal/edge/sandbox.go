@@ -38,6 +38,7 @@ type sandbox struct {
 	cancel     func()             // of the create under way
 	reaped     bool               // holds no object any more
 	reaping    bool               // an attempt to free them is under way
+	noted      bool               // its trajectory has its end, or will have none
 	attempts   int                // to free them, so far
 	calls      int
 	owners     map[uint64]int        // attached callers that a process is not to outlive

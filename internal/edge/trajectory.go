@@ -383,6 +383,9 @@ func (e *Edge) noteEnd(s *sandbox, end *dsecv1.TrajectoryEntry) {
 	}
 	e.settleActions(s, nil, e.takeOverActions(s))
 	e.tell(s, end)
+	s.mu.Lock()
+	s.noted = true
+	s.mu.Unlock()
 	e.run(func() { e.seal(s.id) })
 }
 

@@ -227,6 +227,35 @@ func (n *node) waitBegun(id string) {
 	n.t.Fatalf("no action has begun: %v", s.Err())
 }
 
+// TestFollowBehindTheEnd: whoever goes on behind the last entry of a sandbox that has ended hears that
+// there is no more, also of the next edge.
+func TestFollowBehindTheEnd(t *testing.T) {
+	n := newNode(t, nil)
+	id := n.create(&dsecv1.CreateRequest{})
+	n.kill(id)
+	all := len(n.trajectory(id))
+	for range 2 {
+		for from := 1; from <= all+2; from++ {
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			s, err := n.trajectories().Follow(ctx, connect.NewRequest(&dsecv1.FollowTrajectoryRequest{SandboxId: id, FromSeq: uint64(from)}))
+			if err != nil {
+				t.Fatal(err)
+			}
+			entries := 0
+			for s.Receive() {
+				if s.Msg().Entry != nil {
+					entries++
+				}
+			}
+			if err := s.Err(); err != nil || entries != max(0, all+1-from) {
+				t.Errorf("from %d of %d: %d entries, %v", from, all, entries, err)
+			}
+			cancel()
+		}
+		n.restart()
+	}
+}
+
 // TestActionOutlivesItsCaller: who comes again waits for it, and gets all of it.
 func TestActionOutlivesItsCaller(t *testing.T) {
 	bubble(t, nil, func(t *testing.T, n *node) {

@@ -17,18 +17,23 @@ import (
 // trajectoryService serves TrajectoryService.
 type trajectoryService struct{ e *Edge }
 
-// trace finds a sandbox, which may have ended.
-func (t trajectoryService) trace(h http.Header, id string) error {
+// trace finds a sandbox, which may have ended; over is true where no entry comes any more.
+func (t trajectoryService) trace(h http.Header, id string) (over bool, err error) {
 	if !t.e.ready.Load() {
-		return errStarting
+		return false, errStarting
 	}
-	_, err := t.e.find(h.Get(projectHeader), id)
-	return err
+	s, err := t.e.find(h.Get(projectHeader), id)
+	if err != nil {
+		return false, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.noted, nil
 }
 
 // List gives a page of entries.
 func (t trajectoryService) List(ctx context.Context, req *connect.Request[dsecv1.ListTrajectoryRequest]) (*connect.Response[dsecv1.ListTrajectoryResponse], error) {
-	if err := t.trace(req.Header(), req.Msg.SandboxId); err != nil {
+	if _, err := t.trace(req.Header(), req.Msg.SandboxId); err != nil {
 		return nil, err
 	}
 	return respond(t.e.trajectories.List(ctx, req.Msg))
@@ -37,7 +42,8 @@ func (t trajectoryService) List(ctx context.Context, req *connect.Request[dsecv1
 // Follow streams entries, those that come too.
 func (t trajectoryService) Follow(ctx context.Context, req *connect.Request[dsecv1.FollowTrajectoryRequest], stream *connect.ServerStream[dsecv1.FollowTrajectoryResponse]) error {
 	m := req.Msg
-	if err := t.trace(req.Header(), m.SandboxId); err != nil {
+	over, err := t.trace(req.Header(), m.SandboxId)
+	if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -45,7 +51,11 @@ func (t trajectoryService) Follow(ctx context.Context, req *connect.Request[dsec
 	defer context.AfterFunc(t.e.closing, func() { cancel(context.Cause(t.e.closing)) })()
 	out := newFollowed(stream, m.Kinds)
 	defer out.close()
-	err := t.e.trajectories.Follow(ctx, dsec.SandboxID(m.SandboxId), m.FromSeq, nil, out.send)
+	read := t.e.trajectories.Follow
+	if over {
+		read = t.e.trajectories.Entries
+	}
+	err = read(ctx, dsec.SandboxID(m.SandboxId), m.FromSeq, nil, out.send)
 	switch {
 	case errors.Is(err, errFollowed):
 		return nil
@@ -111,7 +121,7 @@ func (f *followed) close() {
 // ReadOutput streams what an action wrote, or was given.
 func (t trajectoryService) ReadOutput(ctx context.Context, req *connect.Request[dsecv1.ReadTrajectoryOutputRequest], stream *connect.ServerStream[dsecv1.ReadTrajectoryOutputResponse]) error {
 	m := req.Msg
-	if err := t.trace(req.Header(), m.SandboxId); err != nil {
+	if _, err := t.trace(req.Header(), m.SandboxId); err != nil {
 		return err
 	}
 	read := t.e.trajectories.Output

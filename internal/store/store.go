@@ -19,6 +19,7 @@ import (
 	"strings"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.etcd.io/etcd/server/v3/etcdserver/api/v3client"
@@ -246,21 +247,50 @@ func (s *Store) writeIf(ctx context.Context, write clientv3.Op, conds []Cond) (i
 	return res.Header.Revision, nil
 }
 
-// PutFor writes a document that goes away by itself after ttl.
+// PutFor writes a document that goes away by itself after ttl. One that is there keeps its lease, where
+// that is as long: a lease that is left behind would stay for all of its time.
 func PutFor[T any](ctx context.Context, s *Store, key string, v T, ttl time.Duration) (int64, error) {
 	data, err := json.Marshal(v)
 	if err != nil {
 		return 0, err
 	}
-	lease, err := s.client.Grant(ctx, int64(ttl/time.Second))
+	lease, old, err := s.lease(ctx, key, int64(ttl/time.Second))
 	if err != nil {
 		return 0, unreachable(err)
 	}
-	res, err := s.client.Put(ctx, root+key, string(data), clientv3.WithLease(lease.ID))
+	res, err := s.client.Put(ctx, root+key, string(data), clientv3.WithLease(lease))
 	if err != nil {
 		return 0, unknown(err)
 	}
+	if old != clientv3.NoLease {
+		_, _ = s.client.Revoke(ctx, old) // which is of no document any more; where this fails it is over by itself
+	}
 	return res.Header.Revision, nil
+}
+
+// lease begins the lease of a document anew, or makes one: old is the one that it had then.
+func (s *Store) lease(ctx context.Context, key string, seconds int64) (lease, old clientv3.LeaseID, err error) {
+	there, err := s.client.Get(ctx, root+key) // etcd 3.7 tells no lease where only keys are asked for
+	if err != nil {
+		return 0, 0, err
+	}
+	if len(there.Kvs) > 0 && there.Kvs[0].Lease != 0 {
+		old = clientv3.LeaseID(there.Kvs[0].Lease)
+		kept, err := s.client.KeepAliveOnce(ctx, old)
+		switch {
+		case errors.Is(err, rpctypes.ErrLeaseNotFound): // it is over
+			old = clientv3.NoLease
+		case err != nil:
+			return 0, 0, err
+		case kept.TTL == seconds:
+			return old, clientv3.NoLease, nil
+		}
+	}
+	made, err := s.client.Grant(ctx, seconds)
+	if err != nil {
+		return 0, 0, err
+	}
+	return made.ID, old, nil
 }
 
 // Delete removes the document under key, if there is one.

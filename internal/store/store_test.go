@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/goleak"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
@@ -114,6 +115,44 @@ func TestConditions(t *testing.T) {
 	docs, err := List[doc](t.Context(), s, "")
 	if err != nil || len(docs) != 2 || docs["a"].Text != "3" {
 		t.Errorf("%v, %v", docs, err)
+	}
+}
+
+// TestOneLease: what is kept again and again has one lease, of the last time that was asked for.
+func TestOneLease(t *testing.T) {
+	s := open(t)
+	lease := func() clientv3.LeaseStatus {
+		t.Helper()
+		all, err := s.client.Leases(t.Context())
+		check(t, err)
+		if len(all.Leases) != 1 {
+			t.Fatalf("%d leases, want 1", len(all.Leases))
+		}
+		return all.Leases[0]
+	}
+	_, err := PutFor(t.Context(), s, "a", doc{Text: "1"}, time.Hour)
+	check(t, err)
+	first := lease().ID
+	for range 3 {
+		_, err := PutFor(t.Context(), s, "a", doc{Text: "2"}, time.Hour)
+		check(t, err)
+		if got := lease().ID; got != first {
+			t.Errorf("lease %x, want %x", got, first)
+		}
+	}
+	_, err = PutFor(t.Context(), s, "a", doc{Text: "3"}, 2*time.Hour)
+	check(t, err)
+	ttl, err := s.client.TimeToLive(t.Context(), lease().ID, clientv3.WithAttachedKeys())
+	check(t, err)
+	if ttl.GrantedTTL != 2*60*60 || len(ttl.Keys) != 1 {
+		t.Errorf("a lease of %d s with %d documents", ttl.GrantedTTL, len(ttl.Keys))
+	}
+	_, err = s.client.Revoke(t.Context(), lease().ID) // it is over
+	check(t, err)
+	_, err = PutFor(t.Context(), s, "a", doc{Text: "4"}, time.Hour)
+	check(t, err)
+	if got, _, ok, err := Get[doc](t.Context(), s, "a"); err != nil || !ok || got.Text != "4" {
+		t.Errorf("%v, %v, %v", got, ok, err)
 	}
 }
 

@@ -323,6 +323,9 @@ func (a *Action) lost(err error) error {
 // no room on the disk, unavailable where it cannot be written.
 func (l *Log) Append(id dsec.SandboxID, e *dsecv1.TrajectoryEntry) (seq uint64, err error) {
 	e.Phase, e.Time = dsecv1.TrajectoryPhase_TRAJECTORY_PHASE_EVENT, timestamppb.Now()
+	if len(e.Response) > maxResponse {
+		return 0, dsec.Errorf(dsec.CodeInternal, "the response of an entry of the trajectory log has %d bytes, at most %d", len(e.Response), maxResponse)
+	}
 	boundRequest(e.Request)
 	boundTexts(e)
 	d, err := l.draft(e)

@@ -188,6 +188,8 @@ func TestBadArguments(t *testing.T) {
 	wantCode(t, l.Add(dsec.NewSandboxID("edge2"), "../project"), dsec.CodeInvalid)
 	_, err := l.Append(dsec.NewSandboxID("edge2"), execOf("x", ""))
 	wantCode(t, err, dsec.CodeNotFound)
+	_, err = l.Append(id, &dsecv1.TrajectoryEntry{Response: make([]byte, maxResponse+1)}) // what it cannot hold it does not take
+	wantCode(t, err, dsec.CodeInternal)
 	_, _, err = l.Begin(t.Context(), id, execOf("x", string(make([]byte, MaxActionID+1))))
 	wantCode(t, err, dsec.CodeInvalid)
 	_, err = l.List(t.Context(), &dsecv1.ListTrajectoryRequest{SandboxId: string(id), PageSize: 1001})
