@@ -167,7 +167,7 @@ func TestTrajectoriesJoin(t *testing.T) {
 		check(t, err)
 		joins("one of a name", create(t, c, client.SandboxOptions{Layers: []string{name}}), of)
 	}
-	moved, _, err := sb.Migrate(ctx, true)
+	moved, _, err := sb.Migrate(ctx, client.MigrateOptions{LoseMemory: true})
 	check(t, err)
 	t.Cleanup(func() { _ = moved.Kill(context.WithoutCancel(ctx)) })
 	e := firstEntry(t, moved)
