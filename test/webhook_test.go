@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -216,6 +217,10 @@ func TestVerifyWebhook(t *testing.T) {
 	}
 	old := http.Header{"Webhook-Id": {"x"}, "Webhook-Timestamp": {"1"}, "Webhook-Signature": {"v1,AAAA"}}
 	if err := client.VerifyWebhook(secret, old, nil); dsec.CodeOf(err) != dsec.CodeDenied || !strings.Contains(err.Error(), "off") {
+		t.Error(err)
+	}
+	forged := http.Header{"Webhook-Id": {"x"}, "Webhook-Timestamp": {strconv.FormatInt(time.Now().Unix(), 10)}, "Webhook-Signature": {"v1,AAAA"}}
+	if err := client.VerifyWebhook(secret, forged, nil); dsec.CodeOf(err) != dsec.CodeDenied || !strings.Contains(err.Error(), "signature") {
 		t.Error(err)
 	}
 }

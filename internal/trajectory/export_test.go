@@ -1,11 +1,9 @@
 package trajectory
 
 import (
-	"bytes"
 	"encoding/hex"
 	"testing"
 
-	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
@@ -61,27 +59,5 @@ func TestRequestsForTheSameHaveTheSameDigest(t *testing.T) {
 	}
 	if a.GetOpen().SandboxId != "one" {
 		t.Error("the request was changed")
-	}
-	h, err := NewDigest(a)
-	if err != nil {
-		t.Fatal(err)
-	}
-	h.Write([]byte("data"))
-	if hex.EncodeToString(h.Sum(nil)) == digestOf(t, a) {
-		t.Error("data make no difference")
-	}
-}
-
-func TestAnEntryIsOneLineOfJSON(t *testing.T) {
-	e := exited(3)
-	e.Request = &dsecv1.TrajectoryRequest{Shell: "a\nb"}
-	e.Output = &dsecv1.TrajectoryOutput{Head: []*dsecv1.TrajectoryOutputPiece{{Data: []byte("\x00\n")}}}
-	line, err := JSONLine(e)
-	if err != nil || bytes.Count(line, []byte("\n")) != 1 || line[len(line)-1] != '\n' {
-		t.Fatalf("%s, %v", line, err)
-	}
-	back := new(dsecv1.TrajectoryEntry)
-	if err := protojson.Unmarshal(line, back); err != nil || !proto.Equal(e, back) {
-		t.Errorf("%s reads as %v, %v", line, back, err)
 	}
 }
