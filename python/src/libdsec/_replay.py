@@ -299,7 +299,9 @@ class Replayer:
             tar = partial(_parts, opened, data, lambda b: file_pb2.UploadRequest(data=b))
             await self.rpc.client_stream(m.UPLOAD, request, tar, again=True)
         elif _streamed(request):
-            await self.rpc.client_stream(_STREAM_STDIN, request, partial(self._stdin, step, request), again=True)
+            await self.rpc.client_stream(
+                _STREAM_STDIN, request, partial(self._stdin, step, request), again=True
+            )
         elif kind in _UNARY:
             await self.rpc.unary(_UNARY[kind], request)
         else:
